@@ -1,0 +1,60 @@
+"""Comparing what is installed with what this package was written against.
+
+Both SGLang's seams and FlashInfer's entry points are held to a signature that is
+written down as text: parameter names, their kinds, and which have a default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+
+def resolve(target: str) -> Any:
+    """The object that the dotted path ``target`` names.
+
+    Raises:
+        ImportError, AttributeError: nothing there.
+    """
+    return pkgutil.resolve_name(target)
+
+
+def signature_text(function: Callable) -> str:
+    """``(a, b=, *, c=, **kwargs)``: a signature without annotations or values.
+
+    Wrappers are looked through, so a function that is already hooked still
+    shows the signature that its callers use.
+    """
+    parts = []
+    keyword_only = False
+    for parameter in inspect.signature(function).parameters.values():
+        name = parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            keyword_only = True
+            parts.append(f"*{name}")
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            parts.append(f"**{name}")
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            parts.append("*")
+        has_default = parameter.default is not parameter.empty
+        parts.append(f"{name}=" if has_default else name)
+    return f"({', '.join(parts)})"
+
+
+def mismatch(
+    target: str, expected: str, resolver: Callable[[str], Any] = resolve
+) -> str | None:
+    """What is wrong with ``target``, or None where it has the expected signature."""
+    try:
+        found = resolver(target)
+    except (ImportError, AttributeError) as error:
+        return f"{target} is not there ({error})"
+    actual = signature_text(found)
+    if actual != expected:
+        return f"{target} takes {actual}, expected {expected}"
+    return None

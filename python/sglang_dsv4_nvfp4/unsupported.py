@@ -1,0 +1,98 @@
+"""What is refused together with NVFP4, by name and before memory is allocated.
+
+In-tree :func:`check_server_args` is a few lines at the end of
+``apply_deepseek_v4_defaults`` in ``sglang/srt/arg_groups/deepseek_v4_hook.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sglang_dsv4_nvfp4.config import KV_CACHE_FORMAT_ENV, KVCacheFormat
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+_REQUEST = f"{KV_CACHE_FORMAT_ENV}={KVCacheFormat.NVFP4.value}"
+
+
+def refuse(*options: tuple[str, bool]) -> None:
+    """Raise for the first ``(option, present)`` that is present.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    for option, present in options:
+        if present:
+            raise ValueError(
+                f"{_REQUEST} does not support {option}. Drop the option, or unset "
+                f"{KV_CACHE_FORMAT_ENV} to serve in FP8"
+            )
+
+
+def check_server_args(server_args: ServerArgs) -> None:
+    """Refuse the server options that NVFP4 cannot serve; warn of the slow one.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+    from sglang.srt.environ import envs
+    from sglang.srt.layers.attention.dsv4.unified_kv_gate import is_unified_kv_triton
+
+    cfg = resolving_view(server_args)
+    hf_config = model_config_of(server_args).hf_config
+    kv_layout = envs.SGLANG_DSV4_KV_LAYOUT.get().lower()
+    compressed_layout = envs.SGLANG_DSV4_COMPRESSED_KV_LAYOUT.get().lower()
+    ratios = set(getattr(hf_config, "compress_ratios", None) or ())
+    refuse(
+        ("HiSparse (--enable-hisparse)", cfg.enable_hisparse),
+        (
+            f"--dsv4-attn-backend {cfg.dsv4_attn_backend}",
+            cfg.dsv4_attn_backend in ("trtllm", "flashmla_mega"),
+        ),
+        ("the unified KV layout", is_unified_kv_triton()),
+        ("DeepSeek-V4.1 models", hf_config.model_type == "deepseek_v41"),
+        ("layers of compress ratio 1 or 2", bool(ratios & {1, 2})),
+        (f"SGLANG_DSV4_KV_LAYOUT={kv_layout}", kv_layout not in ("auto", "v4")),
+        (
+            f"SGLANG_DSV4_COMPRESSED_KV_LAYOUT={compressed_layout}",
+            compressed_layout not in ("auto", "fp8"),
+        ),
+        (
+            f"--kv-cache-dtype {cfg.kv_cache_dtype}",
+            cfg.kv_cache_dtype not in ("auto", "fp8_e4m3"),
+        ),
+        (
+            "--enable-encoder-swa-bounded-replay",
+            cfg.enable_encoder_swa_bounded_replay,
+        ),
+    )
+    _warn_of_attention_tp(cfg, hf_config)
+
+
+def _warn_of_attention_tp(cfg, hf_config) -> None:
+    from sglang.srt.runtime_context import derive_attn_tp_size
+
+    from sglang_dsv4_nvfp4.config import attention_backend
+
+    # Prefill CP takes the whole TP group after this point, so attention TP is 1.
+    if cfg.enable_prefill_cp:
+        return
+    attn_tp_size = derive_attn_tp_size(
+        tp_size=cfg.tp_size,
+        attn_cp_size=cfg.attn_cp_size,
+        attn_dp_size=cfg.attn_dp_size,
+    )
+    if attn_tp_size > 1:
+        logger.warning(
+            "NVFP4 KV cache with attention TP %d: %d heads a rank, read by the %s "
+            "backend. NVFP4 gains most at attention TP 1 (--enable-dp-attention or "
+            "prefill CP)",
+            attn_tp_size,
+            hf_config.num_attention_heads // attn_tp_size,
+            attention_backend().value,
+        )
