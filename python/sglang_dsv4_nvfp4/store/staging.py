@@ -1,0 +1,55 @@
+"""BF16 rows on their way into the pages.
+
+One arena for the process: a buffer per cache kind and power-of-two bucket, never
+moved, so that captured graphs replay. The window, c4 and c128 stores can run on
+different streams, hence a key each.
+
+Known gap, by design of the staged path: it costs a BF16 copy of every row. The
+fused stores that remove it are a change of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_dsv4_nvfp4.arena import Arena
+from sglang_dsv4_nvfp4.layout import LATENT_DIM
+
+# The window's rows have no compress ratio; SGLang calls that ratio 0.
+WINDOW_RATIO = 0
+
+
+class StagingArena:
+    """``[rows, 512]`` BF16 staging, and the ``out_loc`` that addresses its rows."""
+
+    def __init__(self) -> None:
+        self._arena = Arena("NVFP4 store staging")
+
+    def rows(
+        self, compress_ratio: int, num_rows: int, device: torch.device
+    ) -> torch.Tensor:
+        """Zeroed rows: what the store leaves out must not be a past batch's row.
+
+        Raises:
+            RuntimeError: the bucket is new under CUDA graph capture.
+        """
+        rows = self._arena.take(
+            compress_ratio, (num_rows, LATENT_DIM), torch.bfloat16, device
+        )
+        return rows.zero_()
+
+    def identity_out_loc(
+        self, compress_ratio: int, num_rows: int, device: torch.device
+    ) -> torch.Tensor:
+        """``[0, 1, ..., num_rows - 1]`` int64, which SGLang's store insists on."""
+        out_loc = self._arena.take(
+            ("out_loc", compress_ratio), (num_rows,), torch.int64, device
+        )
+        return torch.arange(num_rows, out=out_loc)
+
+    def __len__(self) -> int:
+        """The number of buffers allocated so far."""
+        return len(self._arena)
+
+
+staging = StagingArena()
