@@ -1,0 +1,75 @@
+"""Sparse MLA in plain PyTorch: the reference of every other backend.
+
+Any device, slow, and bounded in memory: queries are taken a few at a time. In-tree:
+part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_dsv4_nvfp4.attention.inputs import CandidateSet, SparseMLAInputs
+from sglang_dsv4_nvfp4.layout import LATENT_DIM
+from sglang_dsv4_nvfp4.quantize import dequantize
+
+# FP32 values of gathered latents held at a time: 64 MiB.
+_MAX_GATHERED_VALUES = 16 << 20
+
+
+def sparse_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend in FP32 over the dequantized latents.
+
+    Returns:
+        ``[tokens, heads, 512]`` BF16 output and ``[tokens, heads]`` FP32 natural-log
+        LSE without the sink.
+    """
+    num_tokens, num_heads, _ = inputs.q.shape
+    output = torch.empty_like(inputs.q)
+    lse = inputs.q.new_empty((num_tokens, num_heads), dtype=torch.float32)
+    candidates = [inputs.main] + ([inputs.extra] if inputs.extra else [])
+    width = sum(part.indices.shape[1] for part in candidates)
+    step = max(1, _MAX_GATHERED_VALUES // max(width * LATENT_DIM, 1))
+    for start in range(0, num_tokens, step):
+        chunk = slice(start, min(start + step, num_tokens))
+        gathered = [_gather(part, chunk) for part in candidates]
+        latents = torch.cat([part for part, _ in gathered], dim=1)
+        valid = torch.cat([part for _, part in gathered], dim=1)
+        output[chunk], lse[chunk] = _attend(
+            inputs.q[chunk].float(),
+            latents,
+            valid,
+            inputs.attn_sink,
+            inputs.softmax_scale,
+        )
+    return output, lse
+
+
+def _gather(part: CandidateSet, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[tokens, k, 512]`` FP32 latents and ``[tokens, k]`` which of them count."""
+    indices = part.indices[chunk]
+    valid = indices >= 0
+    if part.lengths is not None:
+        position = torch.arange(indices.shape[1], device=indices.device)
+        valid &= position < part.lengths[chunk][:, None]
+    slots = torch.where(valid, indices, -1)
+    return dequantize(part.cache, slots).float(), valid
+
+
+def _attend(
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    valid: torch.Tensor,
+    attn_sink: torch.Tensor | None,
+    softmax_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = torch.einsum("thd,tkd->thk", q, latents) * softmax_scale
+    logits = logits.masked_fill(~valid[:, None, :], float("-inf"))
+    lse = torch.logsumexp(logits, dim=-1)
+    denominator = lse
+    if attn_sink is not None:
+        denominator = torch.logaddexp(lse, attn_sink.expand_as(lse))
+    # With nothing valid, -inf - (-inf) would be NaN: such rows give zeros.
+    weights = torch.exp(logits - denominator[..., None])
+    weights = torch.where(torch.isneginf(lse)[..., None], 0.0, weights)
+    output = torch.einsum("thk,tkd->thd", weights, latents)
+    return output.bfloat16(), lse
