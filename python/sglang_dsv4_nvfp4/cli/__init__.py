@@ -1,0 +1,1 @@
+"""The command line: ``sglang-dsv4-nvfp4 demo | doctor``."""

@@ -1,0 +1,101 @@
+"""DeepSeek-V4 models as SGLang's pool configurator sees them.
+
+The facts come from the model's published config.json, and the token counts from
+SGLang's own ``DSV4PoolConfigurator``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+# Tokens in one of SGLang's logical pages; its CUDA backend insists on it.
+PAGE_SIZE = 256
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What decides the size of a latent pool.
+
+    compress_ratios: one per layer: 0 for the window alone, 4 or 128.
+    """
+
+    name: str
+    compress_ratios: tuple[int, ...]
+    num_heads: int
+    index_topk: int
+    context_len: int
+    qk_nope_head_dim: int = 448
+    qk_rope_head_dim: int = 64
+    index_head_dim: int = 128
+    sliding_window: int = 128
+
+
+# deepseek-ai/DeepSeek-V4-Flash, config.json: 43 layers and one of MTP, which is the
+# draft worker's and not in this list.
+V4_FLASH = ModelFacts(
+    name="DeepSeek-V4-Flash",
+    compress_ratios=(0, 0, *(4, 128) * 20, 4),
+    num_heads=64,
+    index_topk=512,
+    context_len=1048576,
+)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What SGLang's configurator makes of a memory budget.
+
+    tokens: ``max_total_num_tokens``.
+    bytes_per_full_token: what one more token costs, all layers, indexer included.
+    window_pool_bytes: the sliding window's share, which does not grow with tokens.
+    """
+
+    tokens: int
+    bytes_per_full_token: float
+    window_pool_bytes: float
+
+
+def capacity_in_budget(model: ModelFacts, budget_bytes: int) -> Capacity:
+    """Capacity of one rank that holds all layers, in the environment's format.
+
+    SGLang's context must be published: it decides the rest (the request limit, the
+    prefill chunk, speculation).
+    """
+    from sglang.srt.model_executor.pool_configurator import DSV4PoolConfigurator
+
+    config = DSV4PoolConfigurator(_kv_cache_configurator(model))
+    sizes = config.calculate_pool_sizes(budget_bytes, PAGE_SIZE)
+    return Capacity(
+        tokens=sizes.max_total_num_tokens,
+        bytes_per_full_token=config.bytes_per_full_token,
+        window_pool_bytes=(config.swa_cap_tokens or 0) * config.bytes_per_swa_token,
+    )
+
+
+def _kv_cache_configurator(model: ModelFacts) -> SimpleNamespace:
+    """What ``DSV4PoolConfigurator`` reads of SGLang's ``KVCacheConfigurator``."""
+    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    num_layers = len(model.compress_ratios)
+    return SimpleNamespace(
+        kv_cache_dtype_str="fp8_e4m3",
+        model_config=SimpleNamespace(
+            qk_nope_head_dim=model.qk_nope_head_dim,
+            qk_rope_head_dim=model.qk_rope_head_dim,
+            index_head_dim=model.index_head_dim,
+            window_size=model.sliding_window,
+            context_len=model.context_len,
+            compress_ratios=list(model.compress_ratios),
+            hf_config=SimpleNamespace(kv_source_layer_ids=[]),
+        ),
+        layer_info=SimpleNamespace(start_layer=0, end_layer=num_layers),
+        pp_size=1,
+        page_size=PAGE_SIZE,
+        sliding_window_size=model.sliding_window,
+        attn_dp_size=1,
+        spec_algorithm=SpeculativeAlgorithm.from_string(
+            get_spec().speculative_algorithm
+        ),
+    )

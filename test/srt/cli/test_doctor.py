@@ -1,0 +1,79 @@
+"""``sglang-dsv4-nvfp4 doctor``: findings, remedies, exit status."""
+
+import importlib.metadata
+import json
+
+import pytest
+
+from sglang_dsv4_nvfp4.cli import doctor
+from sglang_dsv4_nvfp4.cli.main import main
+
+
+@pytest.fixture
+def elsewhere(device):
+    """A machine whose device SGLang does not take for an SM120."""
+    from sglang.srt.runtime_context import override_platform
+
+    with override_platform(is_sm120=False):
+        yield
+
+
+def findings(report):
+    return {check["name"]: check for check in report["checks"]}
+
+
+def test_all_is_well_on_an_sm120(device, tmp_path, capsys):
+    path = tmp_path / "doctor.json"
+    assert main(["doctor", "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["ok"] and all(check["ok"] for check in report["checks"])
+    for name in ("sglang", "flashinfer-python", "torch"):
+        assert report["versions"][name] == importlib.metadata.version(name)
+    output = capsys.readouterr().out
+    assert "serves NVFP4" in output and "!!" not in output
+
+
+def test_each_seam_is_reported(device):
+    from sglang_dsv4_nvfp4.seams import SEAMS
+
+    details = [check["detail"] for check in doctor.examine()["checks"]]
+    for seam in SEAMS:
+        assert f"{seam.target} fits" in details
+
+
+def test_another_device_is_not_well_and_says_what_to_do(elsewhere, capsys):
+    assert main(["doctor"]) == 1
+    output = capsys.readouterr().out
+    assert "[!!] device" in output and "SM120" in output and "mend:" in output
+    assert "would not serve NVFP4" in output
+
+
+def test_a_misfit_seam_is_reported(device, monkeypatch):
+    from sglang_dsv4_nvfp4 import seams
+
+    target = seams.SEAMS[2].target
+    monkeypatch.setitem(seams._stock, target, lambda q, k: None)
+    report = doctor.examine()
+    (check,) = [check for check in report["checks"] if not check["ok"]]
+    assert check["name"] == "seam" and "(q, k)" in check["detail"]
+    assert check["remedy"] == "pip install sglang==0.5.23"
+
+
+def test_an_unknown_format_is_reported(device, monkeypatch):
+    monkeypatch.setenv("SGLANG_SM120_KV_CACHE_FORMAT", "int3")
+    check = findings(doctor.examine())["environment"]
+    assert not check["ok"] and "'int3'" in check["detail"]
+
+
+def test_a_whitelist_that_leaves_the_plugin_out_is_reported(device, monkeypatch):
+    monkeypatch.setenv("SGLANG_PLUGINS", "something_else")
+    check = findings(doctor.examine())["plugin"]
+    assert not check["ok"] and "FP8" in check["detail"]
+    monkeypatch.setenv("SGLANG_PLUGINS", "something_else, dsv4_nvfp4")
+    assert findings(doctor.examine())["plugin"]["ok"]
+
+
+def test_an_unserved_backend_is_reported(device, monkeypatch):
+    monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", "triton")
+    check = findings(doctor.examine())["backend"]
+    assert not check["ok"] and "triton" in check["detail"]

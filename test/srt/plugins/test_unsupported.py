@@ -1,0 +1,115 @@
+"""Server options that NVFP4 cannot serve, each refused by name."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_dsv4_nvfp4 import seams, unsupported
+
+_DEFAULTS = dict(
+    enable_hisparse=False,
+    dsv4_attn_backend="flashmla",
+    kv_cache_dtype="fp8_e4m3",
+    enable_encoder_swa_bounded_replay=False,
+    enable_prefill_cp=False,
+    tp_size=4,
+    attn_cp_size=1,
+    attn_dp_size=4,
+)
+
+
+@pytest.fixture
+def check(device, monkeypatch):
+    """``check(model=..., **server_args)`` through SGLang's own views, stubbed."""
+    from sglang.srt.arg_groups import overrides
+
+    def run(model=None, **server_args):
+        config = SimpleNamespace(
+            model_type="deepseek_v4",
+            compress_ratios=[0, 4, 128],
+            num_attention_heads=64,
+        )
+        vars(config).update(model or {})
+        monkeypatch.setattr(
+            overrides,
+            "resolving_view",
+            lambda args: SimpleNamespace(**{**_DEFAULTS, **server_args}),
+        )
+        monkeypatch.setattr(
+            overrides, "model_config_of", lambda args: SimpleNamespace(hf_config=config)
+        )
+        unsupported.check_server_args(object())
+
+    return run
+
+
+def test_the_defaults_are_served(check, caplog):
+    with caplog.at_level(logging.WARNING):
+        check()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("server_args", "model", "named"),
+    [
+        ({"enable_hisparse": True}, {}, "--enable-hisparse"),
+        ({"dsv4_attn_backend": "trtllm"}, {}, "--dsv4-attn-backend trtllm"),
+        ({"dsv4_attn_backend": "flashmla_mega"}, {}, "flashmla_mega"),
+        ({"kv_cache_dtype": "bfloat16"}, {}, "--kv-cache-dtype bfloat16"),
+        (
+            {"enable_encoder_swa_bounded_replay": True},
+            {},
+            "--enable-encoder-swa-bounded-replay",
+        ),
+        ({}, {"model_type": "deepseek_v41"}, "V4.1"),
+        ({}, {"compress_ratios": [0, 1, 4]}, "ratio 1 or 2"),
+        ({}, {"compress_ratios": [2]}, "ratio 1 or 2"),
+    ],
+)
+def test_refused_by_name(check, server_args, model, named):
+    with pytest.raises(ValueError, match="SGLANG_SM120_KV_CACHE_FORMAT") as refusal:
+        check(model, **server_args)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SGLANG_DSV4_KV_LAYOUT", "v41"),
+        ("SGLANG_DSV4_COMPRESSED_KV_LAYOUT", "fp4"),
+    ],
+)
+def test_kv_layout_variables_are_refused_by_name(check, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"{variable}={value}"):
+        check()
+
+
+def test_unified_kv_is_refused(check, monkeypatch):
+    from sglang.srt.layers.attention.dsv4 import unified_kv_gate
+
+    monkeypatch.setattr(unified_kv_gate, "is_unified_kv_triton", lambda: True)
+    with pytest.raises(ValueError, match="unified KV"):
+        check()
+
+
+def test_attention_tp_is_served_with_one_warning(check, caplog):
+    with caplog.at_level(logging.WARNING):
+        check(attn_dp_size=1)
+    (record,) = caplog.records
+    assert "attention TP 4: 16 heads a rank" in record.getMessage()
+
+
+def test_prefill_cp_takes_the_tp_group_without_a_warning(check, caplog):
+    with caplog.at_level(logging.WARNING):
+        check(attn_dp_size=1, enable_prefill_cp=True)
+    assert not caplog.records
+
+
+def test_the_seam_checks_the_hooks_and_then_the_options(device, monkeypatch):
+    calls = []
+    monkeypatch.setattr(seams, "require_installed", lambda: calls.append("hooks"))
+    monkeypatch.setattr(unsupported, "check_server_args", calls.append)
+    assert seams.check_server_args(None, "server args", "DeepseekV4ForCausalLM") is None
+    assert calls == ["hooks", "server args"]
