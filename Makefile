@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SOURCES := python test
+SOURCES := python test docs
 
 .PHONY: demo doctor test lint format clean
 
@@ -21,6 +21,7 @@ lint: $(VENV)/.installed
 	$(BIN)/black --check $(SOURCES)
 	$(BIN)/isort --check-only $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/python docs/render_tables.py --check
 
 format: $(VENV)/.installed
 	$(BIN)/isort $(SOURCES)

@@ -40,6 +40,15 @@ FLASHINFER_ENTRY_POINTS: dict[str, str] = {
     ),
 }
 
+_DISTRIBUTIONS = (
+    "sglang-dsv4-nvfp4",
+    "sglang",
+    "flashinfer-python",
+    "flashinfer-jit-cache",
+    "torch",
+    "triton",
+)
+
 
 def is_nvfp4_kv_cache() -> bool:
     """Whether DeepSeek-V4's KV cache is NVFP4 in this process.
@@ -99,6 +108,11 @@ def flashinfer_problems() -> list[str]:
         if (problem := signatures.mismatch(target, expected))
     ]
     return problems + _stale_prebuilt_modules(version)
+
+
+def versions() -> dict[str, str | None]:
+    """What decides the behaviour of this package, by distribution name."""
+    return {name: distribution_version(name) for name in _DISTRIBUTIONS}
 
 
 def distribution_version(name: str) -> str | None:

@@ -190,7 +190,7 @@ def store_compressed(original: Callable, kv, plan, **kwargs):
     if kwargs.get("layout") is not NVFP4_KV_LAYOUT:
         return original(kv, plan, **kwargs)
     wanted = ("norm_weight", "norm_eps", "freq_cis", "out_loc", "kvcache", "page_size")
-    store_compressed_rows(original, kv, plan, **{name: kwargs[name] for name in wanted})
+    store_compressed_rows(kv, plan, **{name: kwargs[name] for name in wanted})
 
 
 def check_server_args(result: None, server_args, *args, **kwargs) -> None:

@@ -6,6 +6,7 @@ needed. Every figure it prints is computed in the run.
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def run(json_path: Path | None) -> int:
         max_running_requests=MAX_RUNNING_REQUESTS, chunked_prefill_size=8192
     ) as device:
         result = compare(device)
-    print(_table(result))
+    print(table(result))
     if json_path:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
         print(f"written to {json_path}")
@@ -41,7 +42,7 @@ def compare(device: str) -> dict:
     from sglang_dsv4_nvfp4.cli.arms import FP8Arm, NVFP4Arm
     from sglang_dsv4_nvfp4.cli.models import V4_FLASH, capacity_in_budget
     from sglang_dsv4_nvfp4.cli.workload import Workload
-    from sglang_dsv4_nvfp4.platform import describe_device
+    from sglang_dsv4_nvfp4.platform import describe_device, versions
 
     workload = Workload(
         prompt_lens=PROMPT_LENS,
@@ -65,6 +66,8 @@ def compare(device: str) -> dict:
             "window_pool_bytes": capacity.window_pool_bytes,
         }
     return {
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
         "device": "cpu" if device == "cpu" else describe_device(),
         "backend": attention_backend().value,
         "model": V4_FLASH.name,
@@ -120,7 +123,9 @@ def _agreement(actual, expected) -> tuple[float, float]:
     return cosine.item(), ((actual - expected).norm() / expected.norm()).item()
 
 
-def _table(result: dict) -> str:
+def table(result: dict) -> str:
+    """What the command prints of :func:`compare`'s result."""
+
     def row(label: str, key: str, text: str, unit: float = 1) -> str:
         fp8, nvfp4 = (result["formats"][name][key] / unit for name in ("fp8", "nvfp4"))
         larger, smaller = max(fp8, nvfp4), min(fp8, nvfp4)

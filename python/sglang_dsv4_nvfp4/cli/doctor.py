@@ -23,14 +23,6 @@ from sglang_dsv4_nvfp4.config import (
 
 _PLUGIN_GROUP = "sglang.srt.plugins"
 _PLUGIN_NAME = "dsv4_nvfp4"
-_DISTRIBUTIONS = (
-    "sglang-dsv4-nvfp4",
-    "sglang",
-    "flashinfer-python",
-    "flashinfer-jit-cache",
-    "torch",
-    "triton",
-)
 
 
 @dataclass(frozen=True)
@@ -65,9 +57,7 @@ def examine() -> dict:
     ]
     return {
         "ok": all(check.ok for check in checks),
-        "versions": {
-            name: platform.distribution_version(name) for name in _DISTRIBUTIONS
-        },
+        "versions": platform.versions(),
         "device": platform.describe_device(),
         "requested_format": os.environ.get(KV_CACHE_FORMAT_ENV),
         "checks": [asdict(check) for check in checks],

@@ -14,7 +14,7 @@ import torch
 
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, ROPE_DIM
-from sglang_dsv4_nvfp4.store.norm_rope import norm_rope
+from sglang_dsv4_nvfp4.store.finish import norm_rope
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0

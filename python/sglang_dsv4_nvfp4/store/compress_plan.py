@@ -28,6 +28,19 @@ _INVALID_SEQ_LEN = -1
 _RAGGED_ID_MASK = 0xFFFF
 
 
+def window_plan(positions: torch.Tensor) -> CompressorDecodePlan:
+    """A decode plan in which every row ends a group of one, at ``positions`` [n]."""
+    from sglang.kernels.ops.attention.dsv4 import CompressorDecodePlan
+
+    words = torch.zeros(
+        (positions.shape[0], PLAN_ROW_BYTES // 4),
+        dtype=torch.int32,
+        device=positions.device,
+    )
+    torch.add(positions, 1, out=words[:, 0])
+    return CompressorDecodePlan(1, words.view(torch.uint8))
+
+
 def plan_seq_lens(plan_rows: torch.Tensor) -> torch.Tensor:
     """``[n]`` int32 sequence lengths of ``[n, 16]`` plan rows; -1 is padding."""
     return _words(plan_rows)[:, 0]

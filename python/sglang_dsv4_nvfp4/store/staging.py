@@ -15,8 +15,8 @@ import torch
 from sglang_dsv4_nvfp4.arena import Arena
 from sglang_dsv4_nvfp4.layout import LATENT_DIM
 
-# The window's rows have no compress ratio; SGLang calls that ratio 0.
-WINDOW_RATIO = 0
+# Staging keys are compress ratios; SGLang calls the window alone ratio 0.
+WINDOW_KEY = 0
 
 
 class StagingArena:
@@ -25,26 +25,20 @@ class StagingArena:
     def __init__(self) -> None:
         self._arena = Arena("NVFP4 store staging")
 
-    def rows(
-        self, compress_ratio: int, num_rows: int, device: torch.device
-    ) -> torch.Tensor:
+    def rows(self, key: int, num_rows: int, device: torch.device) -> torch.Tensor:
         """Zeroed rows: what the store leaves out must not be a past batch's row.
 
         Raises:
             RuntimeError: the bucket is new under CUDA graph capture.
         """
-        rows = self._arena.take(
-            compress_ratio, (num_rows, LATENT_DIM), torch.bfloat16, device
-        )
+        rows = self._arena.take(key, (num_rows, LATENT_DIM), torch.bfloat16, device)
         return rows.zero_()
 
     def identity_out_loc(
-        self, compress_ratio: int, num_rows: int, device: torch.device
+        self, key: int, num_rows: int, device: torch.device
     ) -> torch.Tensor:
         """``[0, 1, ..., num_rows - 1]`` int64, which SGLang's store insists on."""
-        out_loc = self._arena.take(
-            ("out_loc", compress_ratio), (num_rows,), torch.int64, device
-        )
+        out_loc = self._arena.take(("out_loc", key), (num_rows,), torch.int64, device)
         return torch.arange(num_rows, out=out_loc)
 
     def __len__(self) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from sglang_dsv4_nvfp4.store.append import append
-from sglang_dsv4_nvfp4.store.norm_rope import norm_rope
-from sglang_dsv4_nvfp4.store.staging import WINDOW_RATIO, staging
+from sglang_dsv4_nvfp4.store.compress_plan import window_plan
+from sglang_dsv4_nvfp4.store.finish import finish_rows
+from sglang_dsv4_nvfp4.store.staging import WINDOW_KEY
 
 
 def store_window_rows(
@@ -33,20 +34,15 @@ def store_window_rows(
         slots: ``[n]`` int32 or int64 into ``cache``.
         cache: ``[pages, page_size, 384]`` uint8 kernel view.
     """
-    num_rows = kv.shape[0]
-    if num_rows == 0:
+    if kv.shape[0] == 0:
         return
-    if not kv.is_cuda:
-        append(norm_rope(kv, kv_weight, eps, freqs_cis, positions), slots, cache)
-        return
-
-    from sglang.kernels.ops.attention.dsv4 import fused_norm_rope_inplace
-
-    # SGLang's kernel works in place on dense rows, and the caller's are neither
-    # ours to change nor always dense.
-    rows = staging.rows(WINDOW_RATIO, num_rows, kv.device)
-    rows.copy_(kv)
-    fused_norm_rope_inplace(
-        rows, kv_weight.to(rows.dtype), eps, freqs_cis, positions.long()
+    rows = finish_rows(
+        kv,
+        window_plan(positions),
+        norm_weight=kv_weight,
+        norm_eps=eps,
+        freq_cis=freqs_cis,
+        num_rows=kv.shape[0],
+        staging_key=WINDOW_KEY,
     )
     append(rows, slots, cache)

@@ -1,12 +1,14 @@
 """``sglang-dsv4-nvfp4 demo``: run as a user runs it, and read what it wrote."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 from support.processes import run_python
 
+ROOT = Path(__file__).resolve().parents[3]
 COMMAND = str(Path(sys.executable).with_name("sglang-dsv4-nvfp4"))
 
 
@@ -52,6 +54,22 @@ def test_the_table_shows_the_reports_numbers(demo):
             assert f"{layer[key]:.6f}" in stdout
     assert f"attention backend: {report['backend']}" in stdout
     assert f"device: {report['device']}" in stdout
+
+
+def test_readme_shows_its_data_files_figures():
+    render = runpy.run_path(str(ROOT / "docs" / "render_tables.py"))
+    text = (ROOT / "README.md").read_text()
+    assert render["rendered"](text) == text
+
+
+def test_the_demo_still_gives_the_readmes_data(demo):
+    _, report = demo
+    data = json.loads((ROOT / "benchmark/demo/results/cpu.json").read_text())
+    assert report["formats"] == data["formats"]
+    for layer, recorded in zip(report["layers"], data["layers"], strict=True):
+        for key, value in recorded.items():
+            # The CPUs of two machines sum in other orders.
+            assert layer[key] == pytest.approx(value, rel=1e-3), key
 
 
 def test_json_into_no_directory_is_refused_before_the_work():

@@ -6,7 +6,7 @@ from support.pools import PAGE_SIZE, build_pool, random_rows
 from support.references import norm_rope_reference, rope_table
 
 from sglang_dsv4_nvfp4.quantize import dequantize, quantize_append
-from sglang_dsv4_nvfp4.store.norm_rope import norm_rope
+from sglang_dsv4_nvfp4.store.finish import norm_rope
 
 EPS = 1e-6
 
