@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
-from sglang_dsv4_nvfp4 import signatures
+from sglang_dsv4_nvfp4 import __version__, signatures
 from sglang_dsv4_nvfp4.config import (
     KV_CACHE_FORMAT_ENV,
     KVCacheFormat,
@@ -41,7 +41,6 @@ FLASHINFER_ENTRY_POINTS: dict[str, str] = {
 }
 
 _DISTRIBUTIONS = (
-    "sglang-dsv4-nvfp4",
     "sglang",
     "flashinfer-python",
     "flashinfer-jit-cache",
@@ -112,7 +111,8 @@ def flashinfer_problems() -> list[str]:
 
 def versions() -> dict[str, str | None]:
     """What decides the behaviour of this package, by distribution name."""
-    return {name: distribution_version(name) for name in _DISTRIBUTIONS}
+    installed = {name: distribution_version(name) for name in _DISTRIBUTIONS}
+    return {"sglang-dsv4-nvfp4": __version__, **installed}
 
 
 def distribution_version(name: str) -> str | None:
