@@ -1,28 +1,37 @@
 """Buffers that a captured CUDA graph may keep pointing at.
 
 A graph replays raw addresses, so scratch that a captured kernel has seen must
-never move or be freed. An arena hands out slices of power-of-two buckets, each
-allocated once and kept for the life of the process: the number of buffers is
-bounded by the buckets, not by the sizes that occur.
+never move or be freed. An arena hands out slices of size buckets, each allocated
+once and kept for the life of the process: the number of buffers is bounded by the
+buckets, not by the sizes that occur. A bucket that is first asked for when a larger
+one exists shares its memory, since SGLang captures its largest batch first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 
+# Bucket size in elements to its memory; several buckets may share one buffer.
+_Buckets = dict[int, torch.Tensor]
+
 
 class Arena:
-    """Process-lifetime scratch in power-of-two buckets.
+    """Process-lifetime scratch.
 
     Not for concurrent use: work that may run on two streams at once needs a key
     of its own each.
+
+    Args:
+        name: who it belongs to, for error messages.
+        buckets_per_octave: 1 for powers of two; more waste less memory.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, buckets_per_octave: int = 1) -> None:
         self._name = name
-        self._buckets: dict[tuple[Hashable, int, torch.dtype, str], torch.Tensor] = {}
+        self._buckets_per_octave = buckets_per_octave
+        self._buckets: dict[tuple[Hashable, torch.dtype, str], _Buckets] = {}
 
     def take(
         self,
@@ -30,10 +39,12 @@ class Arena:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
+        fill: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
-        """A contiguous tensor of ``shape`` with arbitrary contents.
+        """A contiguous tensor of ``shape``.
 
-        The same key, bucket, dtype and device always give the same memory.
+        The same key, bucket, dtype and device always give the same memory. Its
+        contents are what its last user left, at first what ``fill`` wrote.
 
         Raises:
             RuntimeError: the bucket is new and a CUDA graph is being captured.
@@ -41,35 +52,53 @@ class Arena:
         count = 1
         for extent in shape:
             count *= extent
-        return self._bucket(key, count, dtype, device)[:count].view(shape)
+        size = bucket_size(count, self._buckets_per_octave)
+        buckets = self._buckets.setdefault((key, dtype, str(device)), {})
+        buffer = buckets.get(size)
+        if buffer is None:
+            larger = [bucket for bucket in buckets if bucket > size]
+            if larger:
+                buffer = buckets[min(larger)]
+            else:
+                buffer = self._allocate(key, size, dtype, device)
+                if fill is not None:
+                    fill(buffer)
+            buckets[size] = buffer
+        return buffer[:count].view(shape)
 
     def __len__(self) -> int:
         """The number of buffers allocated so far."""
-        return len(self._buckets)
+        return len(
+            {
+                buffer.data_ptr()
+                for buckets in self._buckets.values()
+                for buffer in buckets.values()
+            }
+        )
 
-    def _bucket(
-        self, key: Hashable, count: int, dtype: torch.dtype, device: torch.device
+    def _allocate(
+        self, key: Hashable, size: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        size = bucket_size(count)
-        identity = (key, size, dtype, str(device))
-        buffer = self._buckets.get(identity)
-        if buffer is None:
-            if is_capturing(device):
-                raise RuntimeError(
-                    f"{self._name}: a buffer of {size} {dtype} elements (key {key!r}) "
-                    "was not warmed up before CUDA graph capture; run the same batch "
-                    "once outside the capture"
-                )
-            # A tensor made in inference mode could not be written outside of it.
-            with torch.inference_mode(False):
-                buffer = torch.empty(size, dtype=dtype, device=device)
-            self._buckets[identity] = buffer
-        return buffer
+        if is_capturing(device):
+            raise RuntimeError(
+                f"{self._name}: a buffer of {size} {dtype} elements (key {key!r}) "
+                "was not warmed up before CUDA graph capture; run the same batch "
+                "once outside the capture"
+            )
+        # A tensor made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            return torch.empty(size, dtype=dtype, device=device)
 
 
-def bucket_size(count: int) -> int:
-    """The smallest power of two that holds ``count`` elements."""
-    return 1 << max(count - 1, 0).bit_length()
+def bucket_size(count: int, buckets_per_octave: int = 1) -> int:
+    """The smallest bucket that holds ``count`` elements.
+
+    Buckets are the powers of two, and between two of them ``buckets_per_octave - 1``
+    more at equal distances.
+    """
+    power = 1 << max(count - 1, 0).bit_length()
+    step = max(power // 2 // buckets_per_octave, 1)
+    return max(-(-count // step) * step, 1)
 
 
 def is_capturing(device: torch.device) -> bool:

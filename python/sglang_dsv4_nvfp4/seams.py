@@ -2,9 +2,9 @@
 
 SGLang's official plugin system does the patching (``HookRegistry``); this module
 says what is patched, checks before anything is hooked that each target is still the
-one we were written against, and can tell afterwards whether the hooks took.
+one we were written against, and can tell afterwards whether our hooks are in force.
 
-The signatures are those of sglang 0.5.23. In-tree each seam becomes an ``if`` or a
+The signatures are those of ``SGLANG_VERSION``. In-tree each seam becomes an ``if`` or a
 call at its target.
 """
 
@@ -19,13 +19,18 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_dsv4_nvfp4 import signatures
+from sglang_dsv4_nvfp4.platform import distribution_version
 
 SGLANG_VERSION = "0.5.23"
 
 
 class Kind(enum.Enum):
-    """How a target is patched; the values are SGLang's ``HookType``."""
+    """How we meet a target; all but the first are values of SGLang's ``HookType``.
 
+    SUBCLASS: not patched; one of our classes derives from it.
+    """
+
+    SUBCLASS = "subclass"
     REPLACE = "replace"
     AROUND = "around"
     AFTER = "after"
@@ -37,6 +42,7 @@ class Seam:
 
     signature: what the target takes (of a class, its constructor).
     hook: ``module:name`` in this package, imported only when NVFP4 is on.
+    purpose: what ours does, for ``doctor``.
     methods: for a class, the methods our subclass relies on and their signatures.
     writers: for a class, its method names that write a cache; one that we do not
         know would write FP8 rows into NVFP4 pages.
@@ -51,9 +57,37 @@ class Seam:
     writers: frozenset[str] = frozenset()
 
 
+TOKEN_TO_KV_POOL = (
+    "sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool"
+)
+ATTENTION = "sglang.kernels.ops.attention.flash_mla_sm120.flash_mla_with_kvcache_sm120"
+
 SEAMS: tuple[Seam, ...] = (
     Seam(
-        target="sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool",
+        target="sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4SingleKVPool",
+        kind=Kind.SUBCLASS,
+        signature=(
+            "(size, page_size, dtype, qk_nope_head_dim, qk_rope_head_dim, layer_num, "
+            "device, enable_memory_saver, start_layer=, end_layer=, kv_layout=, "
+            "global_page_size=)"
+        ),
+        hook="mem_cache.single_kv_pool:DeepSeekV4NVFP4SingleKVPool",
+        purpose="one cache's NVFP4 pages",
+        methods=MappingProxyType(
+            {
+                "create_buffer": "(self, *, num_pages)",
+                "get_bytes_per_token": "(self)",
+                "get_key_buffer": "(self, layer_id)",
+                "set_key_buffer": (
+                    "(self, layer_id, loc, cache_nope_fp8_rope_bf16_pack)"
+                ),
+                "set_key_buffer_fused": "(self, layer_id, loc, cache_k, freqs_cis=)",
+            }
+        ),
+        writers=frozenset({"set_key_buffer", "set_key_buffer_fused", "set_kv_buffer"}),
+    ),
+    Seam(
+        target=TOKEN_TO_KV_POOL,
         kind=Kind.REPLACE,
         signature=(
             "(max_num_reqs, swa_size, c4_size, c128_size, c4_state_pool_size, "
@@ -130,10 +164,7 @@ SEAMS: tuple[Seam, ...] = (
         purpose="384 bytes a latent slot, no page padding",
     ),
     Seam(
-        target=(
-            "sglang.kernels.ops.attention.flash_mla_sm120."
-            "flash_mla_with_kvcache_sm120"
-        ),
+        target=ATTENTION,
         kind=Kind.AROUND,
         signature="(**kwargs)",
         hook="seams:attend",
@@ -158,6 +189,8 @@ SEAMS: tuple[Seam, ...] = (
         purpose="refuse options that NVFP4 cannot serve",
     ),
 )
+
+_HOOKED = tuple(seam for seam in SEAMS if seam.kind is not Kind.SUBCLASS)
 
 # What each target was before it was hooked, by target.
 _stock: dict[str, Any] = {}
@@ -197,7 +230,24 @@ def check_server_args(result: None, server_args, *args, **kwargs) -> None:
     from sglang_dsv4_nvfp4 import unsupported
 
     require_installed()
-    unsupported.check_server_args(server_args)
+    try:
+        unsupported.check_server_args(server_args)
+    except ValueError as error:
+        # One line, like every other refusal at startup.
+        raise SystemExit(f"sglang-dsv4-nvfp4: {error}") from None
+
+
+def version_problem() -> str | None:
+    """Why the installed SGLang is not the one the seams were written against.
+
+    Signatures do not show everything that is relied on: the bytes of a plan row,
+    what a kernel stores where, who reads a buffer.
+    """
+    installed = distribution_version("sglang")
+    # A local part names a build of the same source.
+    if installed is None or installed.split("+")[0] != SGLANG_VERSION:
+        return f"sglang {installed} is installed, {SGLANG_VERSION} is needed"
+    return None
 
 
 def problems() -> dict[str, str | None]:
@@ -211,18 +261,18 @@ def register() -> None:
     Raises:
         RuntimeError: a seam does not fit the installed SGLang; nothing is hooked.
     """
-    unfit = [problem for problem in problems().values() if problem]
+    unfit = [
+        problem for problem in (version_problem(), *problems().values()) if problem
+    ]
     if unfit:
-        from sglang_dsv4_nvfp4.platform import distribution_version
-
         raise RuntimeError(
-            f"sglang {distribution_version('sglang')} does not fit: "
-            f"{'; '.join(unfit)}. pip install sglang=={SGLANG_VERSION}, or unset the "
-            "variable to serve in FP8"
+            f"SGLang does not fit: {'; '.join(unfit)}. "
+            f"pip install sglang=={SGLANG_VERSION}, or unset the variable to serve in "
+            "FP8"
         )
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for seam in SEAMS:
+    for seam in _HOOKED:
         _stock[seam.target] = signatures.resolve(seam.target)
         HookRegistry.register(seam.target, _hook(seam), HookType(seam.kind.value))
 
@@ -238,25 +288,36 @@ def stock(target: str) -> Any:
 
 
 def require_installed() -> None:
-    """Refuse to go on where a hook was registered but did not take.
+    """Refuse to go on where one of our hooks is not in force.
 
-    ``HookRegistry.apply_hooks`` logs a failure and carries on, and a server with
-    some of its seams would read one format and write another.
+    ``HookRegistry.apply_hooks`` logs a failure and carries on, and another plugin may
+    replace what we replaced; a server with some of its seams would read one format
+    and write another.
 
     Raises:
         RuntimeError: naming the seams that are missing.
     """
-    missing = [
-        seam.target
-        for seam in SEAMS
-        if seam.target not in _stock
-        or signatures.resolve(seam.target) is _stock[seam.target]
-    ]
+    missing = [seam.target for seam in _HOOKED if not _is_in_force(seam)]
     if missing:
         raise RuntimeError(
-            f"SGLang was not hooked at {', '.join(missing)}: load the plugin with "
-            "sglang.srt.plugins.load_plugins() before any of SGLang's workers start"
+            f"this package is not in force at {', '.join(missing)}: load it with "
+            "sglang.srt.plugins.load_plugins() before any of SGLang's workers start, "
+            "and with no other plugin that replaces the same"
         )
+
+
+def _is_in_force(seam: Seam) -> bool:
+    if seam.target not in _stock:
+        return False
+    hook, current = _hook(seam), signatures.resolve(seam.target)
+    if isinstance(hook, type):
+        return issubclass(current, hook)
+    # SGLang wraps a function in closures over each hook, innermost first.
+    while current is not None:
+        if any(cell.cell_contents is hook for cell in current.__closure__ or ()):
+            return True
+        current = getattr(current, "__wrapped__", None)
+    return False
 
 
 def _hook(seam: Seam) -> Any:

@@ -52,8 +52,9 @@ def mismatch(
     """What is wrong with ``target``, or None where it has the expected signature."""
     try:
         found = resolver(target)
-    except (ImportError, AttributeError) as error:
-        return f"{target} is not there ({error})"
+    except Exception as error:
+        # A broken package can raise anything while it is imported.
+        return f"{target} is not there ({type(error).__name__}: {error})"
     actual = signature_text(found)
     if actual != expected:
         return f"{target} takes {actual}, expected {expected}"

@@ -7,9 +7,15 @@ In-tree :func:`check_server_args` is a few lines at the end of
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sglang_dsv4_nvfp4.config import KV_CACHE_FORMAT_ENV, KVCacheFormat
+from sglang_dsv4_nvfp4.config import (
+    KV_CACHE_FORMAT_ENV,
+    AttentionBackend,
+    KVCacheFormat,
+    attention_backend,
+)
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -33,6 +39,47 @@ def refuse(*options: tuple[str, bool]) -> None:
             )
 
 
+def refuse_features(
+    *,
+    hisparse: bool,
+    attention_kernels: str,
+    encoder_replay: bool,
+    compress_ratios: Collection[int],
+    hicache_storage: str | None,
+    speculative_algorithm: str | None,
+) -> None:
+    """Refuse what both the server's options and a pool's surroundings can show.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    from sglang.srt.layers.attention.dsv4.unified_kv_gate import is_unified_kv_triton
+
+    backend = attention_backend()
+    refuse(
+        ("HiSparse (--enable-hisparse)", hisparse),
+        (
+            f"--dsv4-attn-backend {attention_kernels}",
+            attention_kernels in ("trtllm", "flashmla_mega"),
+        ),
+        ("the unified KV layout", is_unified_kv_triton()),
+        ("layers of compress ratio 1 or 2", bool({1, 2} & set(compress_ratios))),
+        ("--enable-encoder-swa-bounded-replay", encoder_replay),
+        # Stored pages are found by model and tokens, not by format, so a store that
+        # FP8 has filled would be read back as NVFP4.
+        (
+            f"--hicache-storage-backend {hicache_storage}",
+            hicache_storage is not None,
+        ),
+        (
+            f"--speculative-algorithm DSPARK with the {backend.value} backend (its "
+            "draft attends to windows that FlashInfer's kernels do not serve)",
+            (speculative_algorithm or "").upper() == "DSPARK"
+            and backend is AttentionBackend.FLASHINFER,
+        ),
+    )
+
+
 def check_server_args(server_args: ServerArgs) -> None:
     """Refuse the server options that NVFP4 cannot serve; warn of the slow one.
 
@@ -41,22 +88,13 @@ def check_server_args(server_args: ServerArgs) -> None:
     """
     from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
     from sglang.srt.environ import envs
-    from sglang.srt.layers.attention.dsv4.unified_kv_gate import is_unified_kv_triton
 
     cfg = resolving_view(server_args)
     hf_config = model_config_of(server_args).hf_config
     kv_layout = envs.SGLANG_DSV4_KV_LAYOUT.get().lower()
     compressed_layout = envs.SGLANG_DSV4_COMPRESSED_KV_LAYOUT.get().lower()
-    ratios = set(getattr(hf_config, "compress_ratios", None) or ())
     refuse(
-        ("HiSparse (--enable-hisparse)", cfg.enable_hisparse),
-        (
-            f"--dsv4-attn-backend {cfg.dsv4_attn_backend}",
-            cfg.dsv4_attn_backend in ("trtllm", "flashmla_mega"),
-        ),
-        ("the unified KV layout", is_unified_kv_triton()),
         ("DeepSeek-V4.1 models", hf_config.model_type == "deepseek_v41"),
-        ("layers of compress ratio 1 or 2", bool(ratios & {1, 2})),
         (f"SGLANG_DSV4_KV_LAYOUT={kv_layout}", kv_layout not in ("auto", "v4")),
         (
             f"SGLANG_DSV4_COMPRESSED_KV_LAYOUT={compressed_layout}",
@@ -66,10 +104,16 @@ def check_server_args(server_args: ServerArgs) -> None:
             f"--kv-cache-dtype {cfg.kv_cache_dtype}",
             cfg.kv_cache_dtype not in ("auto", "fp8_e4m3"),
         ),
-        (
-            "--enable-encoder-swa-bounded-replay",
-            cfg.enable_encoder_swa_bounded_replay,
-        ),
+        # Ray's scheduler actors load no plugins: they would serve in FP8.
+        ("--use-ray", cfg.use_ray),
+    )
+    refuse_features(
+        hisparse=cfg.enable_hisparse,
+        attention_kernels=cfg.dsv4_attn_backend,
+        encoder_replay=cfg.enable_encoder_swa_bounded_replay,
+        compress_ratios=getattr(hf_config, "compress_ratios", None) or (),
+        hicache_storage=cfg.hicache_storage_backend,
+        speculative_algorithm=cfg.speculative_algorithm,
     )
     _warn_of_attention_tp(cfg, hf_config)
 
@@ -77,9 +121,7 @@ def check_server_args(server_args: ServerArgs) -> None:
 def _warn_of_attention_tp(cfg, hf_config) -> None:
     from sglang.srt.runtime_context import derive_attn_tp_size
 
-    from sglang_dsv4_nvfp4.config import attention_backend
-
-    # Prefill CP takes the whole TP group after this point, so attention TP is 1.
+    # With prefill CP the CP group is the TP group, whatever the sizes say by now.
     if cfg.enable_prefill_cp:
         return
     attn_tp_size = derive_attn_tp_size(

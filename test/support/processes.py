@@ -12,12 +12,13 @@ _UNSET = (
 )
 
 
-def run_python(*arguments, **environment):
+def run_python(*arguments, stdin=None, **environment):
     """A fresh interpreter with only ``environment`` of our variables set."""
     inherited = {key: value for key, value in os.environ.items() if key not in _UNSET}
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         env={**inherited, **environment},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=300,

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 # FlashInfer's split-K decode takes batches up to this; above, the streaming prefill
 # kernel serves every batch alike (flashinfer_python 0.7.2, `_policy.py`).
 DECODE_MAX_TOKENS = 64
-# One model asks for some 65 token counts times a handful of widths.
+# 65 classes of token counts, times the widths of the extra cache: 64 apart, up to
+# 8192 entries at ratio 128 and a million tokens, though most lie far below.
 MAX_DECISIONS = 4096
 
 
@@ -35,7 +36,14 @@ class Decision(NamedTuple):
 
 
 class Planner:
-    """FlashInfer's ``plan_nvfp4_sparse_mla_sm120``, memoized per shape class."""
+    """FlashInfer's ``plan_nvfp4_sparse_mla_sm120``, memoized per shape class.
+
+    Inside FlashInfer's ``autotune(True)`` every question is asked anew, since the
+    answer may come from a measurement that has just been made; afterwards the last
+    answer stands. SGLang's own autotuning pass runs a larger batch than the decode
+    kernel takes, so without a stored FlashInfer profile the kernel's launcher
+    chooses the chunks.
+    """
 
     def __init__(self, max_decisions: int = MAX_DECISIONS) -> None:
         self._max_decisions = max_decisions
@@ -52,10 +60,11 @@ class Planner:
         """
         key = (shape_class(shape), device)
         decision = self._decisions.get(key)
-        if decision is not None:
+        capturing = is_capturing(device)
+        if decision is not None and (capturing or not _is_tuning()):
             self._decisions.move_to_end(key)
             return decision
-        if is_capturing(device):
+        if capturing:
             raise RuntimeError(
                 f"NVFP4 attention for {shape} was not planned before CUDA graph "
                 "capture; run the same batch once outside the capture"
@@ -74,6 +83,12 @@ class Planner:
 def shape_class(shape: AttentionShape) -> AttentionShape:
     """``shape`` with all batches past the decode kernel's counted as one."""
     return shape._replace(num_tokens=min(shape.num_tokens, DECODE_MAX_TOKENS + 1))
+
+
+def _is_tuning() -> bool:
+    from flashinfer.autotuner import AutoTuner
+
+    return AutoTuner.get().is_tuning_mode
 
 
 def _ask_flashinfer(shape: AttentionShape, device: torch.device) -> Decision:

@@ -12,7 +12,8 @@ from sglang_dsv4_nvfp4.attention.inputs import CandidateSet, SparseMLAInputs
 from sglang_dsv4_nvfp4.layout import LATENT_DIM
 from sglang_dsv4_nvfp4.quantize import dequantize
 
-# FP32 values of gathered latents held at a time: 64 MiB.
+# Gathered latent values at a time: 64 MiB in FP32, and gathering the bytes takes a
+# few times as much for a moment.
 _MAX_GATHERED_VALUES = 16 << 20
 
 

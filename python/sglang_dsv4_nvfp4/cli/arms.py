@@ -16,7 +16,6 @@ from sglang_dsv4_nvfp4.cli.workload import NORM_EPS, Candidates, Step, Workload
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, NOPE_DIM, ROPE_DIM
 from sglang_dsv4_nvfp4.store.compress_plan import PLAN_ROW_BYTES
 
-_POOL = seams.SEAMS[0].target
 _FP8_TILE = 64
 _FP8_MAX = 448.0
 
@@ -88,7 +87,7 @@ class FP8Arm(Arm):
     """SGLang's stock pool. Its fused stores are CUDA; elsewhere, the packed ones."""
 
     def __init__(self, workload: Workload) -> None:
-        super().__init__(seams.stock(_POOL), workload)
+        super().__init__(seams.stock(seams.TOKEN_TO_KV_POOL), workload)
 
     def write_window(self, layer: int, step: Step) -> None:
         rows = self.workload.window_rows(layer, step)
@@ -96,7 +95,7 @@ class FP8Arm(Arm):
         if rows.is_cuda:
             self.pool.set_swa_key_buffer_radix_fused(layer, slots, rows)
         else:
-            self.pool.set_swa_key_buffer_radix(layer, slots, _pack_fp8(rows))
+            self.pool.set_swa_key_buffer_radix(layer, slots, pack_fp8(rows))
 
     def write_compressed(self, layer: int, step: Step) -> None:
         ends = self.workload.ends_group(layer, step)
@@ -107,7 +106,7 @@ class FP8Arm(Arm):
         if rows.is_cuda:
             self.pool.set_extra_key_buffer_fused(layer, slots, rows)
         else:
-            self.pool.set_extra_key_buffer(layer, slots, _pack_fp8(rows))
+            self.pool.set_extra_key_buffer(layer, slots, pack_fp8(rows))
 
 
 class NVFP4Arm(Arm):
@@ -214,7 +213,7 @@ def _four_dims(
     )
 
 
-def _pack_fp8(rows: torch.Tensor):
+def pack_fp8(rows: torch.Tensor):
     """BF16 rows in SGLang's packed FP8 form, for its packed setters.
 
     Its own packer is a Triton kernel, and Triton's interpreter does not round FP8

@@ -96,14 +96,22 @@ def _plugin_is_loaded() -> Check:
 
 def _seams_fit() -> list[Check]:
     remedy = f"pip install sglang=={seams.SGLANG_VERSION}"
-    return [
+    version = seams.version_problem()
+    checks = [
         (
-            Check("seam", False, problem, remedy)
-            if problem
-            else Check("seam", True, f"{target} fits")
+            Check("sglang", False, version, remedy)
+            if version
+            else Check("sglang", True, f"{seams.SGLANG_VERSION}, as the seams need it")
         )
-        for target, problem in seams.problems().items()
     ]
+    problems = seams.problems()
+    for seam in seams.SEAMS:
+        problem = problems[seam.target]
+        if problem:
+            checks.append(Check("seam", False, problem, remedy))
+        else:
+            checks.append(Check("seam", True, f"{seam.target} fits ({seam.purpose})"))
+    return checks
 
 
 def _flashinfer_fits() -> Check:

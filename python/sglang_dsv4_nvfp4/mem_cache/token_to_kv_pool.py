@@ -13,13 +13,12 @@ import logging
 import torch
 from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
 from sglang.srt.environ import envs
-from sglang.srt.layers.attention.dsv4.unified_kv_gate import is_unified_kv_triton
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import (
     DeepSeekV4SingleKVPool,
     DeepSeekV4TokenToKVPool,
     NopeFp8RopeBf16Pack,
 )
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.runtime_context import get_exec, get_memory, get_spec
 
 from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, NVFP4KVLayout
@@ -28,7 +27,7 @@ from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     DeepSeekV4NVFP4SingleKVPool,
 )
 from sglang_dsv4_nvfp4.store.window import store_window_rows
-from sglang_dsv4_nvfp4.unsupported import refuse
+from sglang_dsv4_nvfp4.unsupported import refuse, refuse_features
 
 logger = logging.getLogger(__name__)
 
@@ -43,26 +42,21 @@ class DeepSeekV4NVFP4TokenToKVPool(DeepSeekV4TokenToKVPool):
     def __init__(self, *args, **kwargs) -> None:
         seams.require_installed()
         arguments = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
+        kv_layout = KVLayout.parse(arguments.get("kv_layout", KVLayout.V4))
         refuse(
-            ("HiSparse (--enable-hisparse)", arguments.get("enable_hisparse", False)),
             (
-                "a V4.1 KV layout (SGLANG_DSV4_KV_LAYOUT)",
-                KVLayout.parse(arguments.get("kv_layout", KVLayout.V4))
-                is not KVLayout.V4,
-            ),
-            (
-                "layers of compress ratio 1 or 2",
-                bool({1, 2} & set(arguments["compression_ratios"])),
-            ),
-            ("the unified KV layout", is_unified_kv_triton()),
-            (
-                "--dsv4-attn-backend trtllm",
-                get_exec().kernel.dsv4_attn_backend == "trtllm",
-            ),
-            (
-                "--enable-encoder-swa-bounded-replay",
-                get_exec().features.enable_encoder_swa_bounded_replay,
-            ),
+                f"the {kv_layout.value} KV layout (SGLANG_DSV4_KV_LAYOUT)",
+                kv_layout is not KVLayout.V4,
+            )
+        )
+        # The server's options were checked too, but not on every way to start one.
+        refuse_features(
+            hisparse=arguments.get("enable_hisparse", False),
+            attention_kernels=get_exec().kernel.dsv4_attn_backend,
+            encoder_replay=get_exec().features.enable_encoder_swa_bounded_replay,
+            compress_ratios=arguments["compression_ratios"],
+            hicache_storage=get_memory().hicache_storage_backend,
+            speculative_algorithm=get_spec().speculative_algorithm,
         )
         # The direct layout stores 64-token rows so that FP8 pages need no copy.
         # NVFP4 pages regroup without one, and HiCache needs the logical rows.

@@ -38,12 +38,19 @@ class StagingArena:
         self, key: int, num_rows: int, device: torch.device
     ) -> torch.Tensor:
         """``[0, 1, ..., num_rows - 1]`` int64, which SGLang's store insists on."""
-        out_loc = self._arena.take(("out_loc", key), (num_rows,), torch.int64, device)
-        return torch.arange(num_rows, out=out_loc)
+        # Written once: SGLang's kernel reads it before it waits for the kernel that
+        # was launched before it.
+        return self._arena.take(
+            ("out_loc", key), (num_rows,), torch.int64, device, fill=_fill_identity
+        )
 
     def __len__(self) -> int:
         """The number of buffers allocated so far."""
         return len(self._arena)
+
+
+def _fill_identity(buffer: torch.Tensor) -> None:
+    torch.arange(buffer.shape[0], out=buffer)
 
 
 staging = StagingArena()

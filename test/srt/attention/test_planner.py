@@ -75,6 +75,25 @@ def test_all_prefill_batches_are_one_class(asked):
     assert shape_class(SHAPE._replace(num_tokens=64)).num_tokens == 64
 
 
+def test_tuning_asks_anew_and_its_last_answer_stands(asked, monkeypatch):
+    planner = Planner()
+    planner.plan(SHAPE, CPU)
+    monkeypatch.setattr(planner_module, "_is_tuning", lambda: True)
+    planner.plan(SHAPE, CPU)
+    assert len(asked) == 2
+    monkeypatch.setattr(planner_module, "_is_tuning", lambda: False)
+    planner.plan(SHAPE, CPU)
+    assert len(asked) == 2 and len(planner) == 1
+
+
+def test_flashinfers_tuning_context_is_seen():
+    from flashinfer.autotuner import autotune
+
+    assert not planner_module._is_tuning()
+    with autotune(True):
+        assert planner_module._is_tuning()
+
+
 def test_the_memo_is_bounded_and_forgets_the_least_used(asked):
     planner = Planner(max_decisions=3)
     shapes = [SHAPE._replace(num_tokens=tokens) for tokens in (1, 2, 3, 4)]

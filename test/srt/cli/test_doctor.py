@@ -38,7 +38,16 @@ def test_each_seam_is_reported(device):
 
     details = [check["detail"] for check in doctor.examine()["checks"]]
     for seam in SEAMS:
-        assert f"{seam.target} fits" in details
+        assert f"{seam.target} fits ({seam.purpose})" in details
+
+
+def test_another_sglang_is_reported(device, monkeypatch):
+    from sglang_dsv4_nvfp4 import seams
+
+    monkeypatch.setattr(seams, "distribution_version", lambda name: "0.5.99")
+    check = findings(doctor.examine())["sglang"]
+    assert not check["ok"] and "0.5.99" in check["detail"]
+    assert check["remedy"] == "pip install sglang==0.5.23"
 
 
 def test_another_device_is_not_well_and_says_what_to_do(elsewhere, capsys):
@@ -51,8 +60,7 @@ def test_another_device_is_not_well_and_says_what_to_do(elsewhere, capsys):
 def test_a_misfit_seam_is_reported(device, monkeypatch):
     from sglang_dsv4_nvfp4 import seams
 
-    target = seams.SEAMS[2].target
-    monkeypatch.setitem(seams._stock, target, lambda q, k: None)
+    monkeypatch.setitem(seams._stock, seams.ATTENTION, lambda q, k: None)
     report = doctor.examine()
     (check,) = [check for check in report["checks"] if not check["ok"]]
     assert check["name"] == "seam" and "(q, k)" in check["detail"]

@@ -29,11 +29,18 @@ class TestStaging:
 
     def test_sizes_share_power_of_two_buckets(self):
         staging = StagingArena()
+        small = staging.rows(4, 64, CPU).data_ptr()
         pointers = {staging.rows(4, rows, CPU).data_ptr() for rows in range(65, 129)}
-        assert len(pointers) == 1
-        assert staging.rows(4, 64, CPU).data_ptr() not in pointers
+        assert len(pointers) == 1 and small not in pointers
         assert staging.rows(4, 129, CPU).data_ptr() not in pointers
         assert len(staging) == 3
+
+    def test_many_sizes_make_few_buffers(self):
+        staging = StagingArena()
+        for rows in range(1, 1025):
+            staging.rows(4, rows, CPU)
+        # Buckets of 512 values (one row) to 2 ** 19.
+        assert len(staging) == 11
 
     def test_ratios_do_not_share_a_buffer(self):
         staging = StagingArena()

@@ -13,12 +13,6 @@ def pool(device):
     return build_pool(device)
 
 
-def fp8_pack(rows):
-    from sglang_dsv4_nvfp4.cli.arms import _pack_fp8
-
-    return _pack_fp8(rows)
-
-
 def test_each_cache_has_384_bytes_a_token_and_no_padding(pool):
     for sub_pool, page_size, layers in (
         (pool.swa_kv_pool, 256, 3),
@@ -48,7 +42,9 @@ def build_stock_pool(device, seams):
     from sglang.srt.mem_cache import deepseek_v4_memory_pool
 
     nvfp4 = deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool
-    deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool = seams.stock(seams.SEAMS[0].target)
+    deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool = seams.stock(
+        seams.TOKEN_TO_KV_POOL
+    )
     try:
         return build_pool(device)
     finally:
@@ -179,7 +175,9 @@ def test_extra_setter_takes_no_unrotated_rows(device, pool, generator):
     ],
 )
 def test_packed_fp8_setters_assert_before_writing(device, pool, generator, write):
-    pack = fp8_pack(random_rows(generator, 1, device))
+    from sglang_dsv4_nvfp4.cli.arms import pack_fp8
+
+    pack = pack_fp8(random_rows(generator, 1, device))
     with pytest.raises(AssertionError):
         write(pool, torch.tensor([3], device=device, dtype=torch.int32), pack)
     for sub_pool in (pool.swa_kv_pool, pool.c4_kv_pool, pool.c128_kv_pool):
@@ -190,7 +188,7 @@ def test_packed_fp8_setters_assert_before_writing(device, pool, generator, write
     ("kwargs", "named"),
     [
         ({"enable_hisparse": True}, "--enable-hisparse"),
-        ({"kv_layout": "v41"}, "V4.1"),
+        ({"kv_layout": "v41"}, "v41 KV layout"),
         ({"compression_ratios": (0, 1)}, "ratio 1 or 2"),
         ({"compression_ratios": (2, 4)}, "ratio 1 or 2"),
         ({"dtype": torch.bfloat16}, "kv_cache_dtype"),
@@ -201,11 +199,19 @@ def test_pools_refuse_by_name(device, kwargs, named):
         build_pool(device, **kwargs)
 
 
-def test_pool_refuses_the_trtllm_backend(device):
+@pytest.mark.parametrize(
+    ("server_args", "named"),
+    [
+        ({"dsv4_attn_backend": "trtllm"}, "--dsv4-attn-backend trtllm"),
+        ({"hicache_storage_backend": "file"}, "--hicache-storage-backend file"),
+    ],
+)
+def test_pools_refuse_their_servers_options(device, server_args, named):
+    """Some ways to start a server never check its options with the plugin loaded."""
     from sglang.srt.runtime_context import get_context
 
     with (
-        get_context().override_server_args(dsv4_attn_backend="trtllm", device=device),
-        pytest.raises(ValueError, match="trtllm"),
+        get_context().override_server_args(device=device, **server_args),
+        pytest.raises(ValueError, match=named),
     ):
         build_pool(device)

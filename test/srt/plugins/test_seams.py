@@ -4,6 +4,8 @@ import pytest
 
 from sglang_dsv4_nvfp4 import seams
 
+HOOKED = [seam for seam in seams.SEAMS if seam.kind is not seams.Kind.SUBCLASS]
+
 
 def test_every_seam_fits(device):
     assert seams.problems() == {seam.target: None for seam in seams.SEAMS}
@@ -13,7 +15,7 @@ def test_every_seam_is_installed_and_the_stock_object_is_kept(device):
     from sglang_dsv4_nvfp4 import signatures
 
     seams.require_installed()
-    for seam in seams.SEAMS:
+    for seam in HOOKED:
         assert signatures.resolve(seam.target) is not seams.stock(seam.target)
 
 
@@ -28,7 +30,7 @@ def test_importers_see_the_nvfp4_pool(device):
         assert module.DeepSeekV4TokenToKVPool is DeepSeekV4NVFP4TokenToKVPool
 
 
-@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: seam.hook)
+@pytest.mark.parametrize("seam", HOOKED, ids=lambda seam: seam.hook)
 def test_a_hook_that_did_not_take_is_named(device, monkeypatch, seam):
     from sglang_dsv4_nvfp4 import signatures
 
@@ -38,13 +40,47 @@ def test_a_hook_that_did_not_take_is_named(device, monkeypatch, seam):
         seams.require_installed()
 
 
+def test_another_plugins_replacement_is_not_ours(device, monkeypatch):
+    """A class that someone else put over ours would read and write FP8."""
+    from sglang.srt.mem_cache import deepseek_v4_memory_pool
+
+    theirs = type("TheirPool", (seams.stock(seams.TOKEN_TO_KV_POOL),), {})
+    monkeypatch.setattr(deepseek_v4_memory_pool, "DeepSeekV4TokenToKVPool", theirs)
+    with pytest.raises(RuntimeError, match="DeepSeekV4TokenToKVPool"):
+        seams.require_installed()
+
+
+def test_another_plugins_wrapper_around_ours_is_fine(device, monkeypatch):
+    from sglang.kernels.ops.attention import flash_mla_sm120
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    wrapped = _wrap_fn(
+        flash_mla_sm120.flash_mla_with_kvcache_sm120,
+        lambda original, **kwargs: original(**kwargs),
+        HookType.AROUND,
+    )
+    monkeypatch.setattr(flash_mla_sm120, "flash_mla_with_kvcache_sm120", wrapped)
+    seams.require_installed()
+
+
 def test_pools_refuse_to_be_built_with_a_seam_missing(device, monkeypatch):
     from sglang.kernels.ops.attention import flash_mla_sm120
     from support.pools import build_pool
 
-    target = f"{flash_mla_sm120.__name__}.flash_mla_with_kvcache_sm120"
     monkeypatch.setattr(
-        flash_mla_sm120, "flash_mla_with_kvcache_sm120", seams.stock(target)
+        flash_mla_sm120, "flash_mla_with_kvcache_sm120", seams.stock(seams.ATTENTION)
     )
     with pytest.raises(RuntimeError, match="flash_mla_with_kvcache_sm120"):
         build_pool(device)
+
+
+@pytest.mark.parametrize("version", ["0.5.99", "0.5.23.post1", None])
+def test_another_sglang_is_named_whatever_its_signatures(monkeypatch, version):
+    monkeypatch.setattr(seams, "distribution_version", lambda name: version)
+    with pytest.raises(RuntimeError, match=f"sglang {version} is installed"):
+        seams.register()
+
+
+def test_a_local_build_of_the_same_sglang_fits(monkeypatch):
+    monkeypatch.setattr(seams, "distribution_version", lambda name: "0.5.23+cu130")
+    assert seams.version_problem() is None

@@ -1,9 +1,12 @@
 """Server options that NVFP4 cannot serve, each refused by name."""
 
+import json
 import logging
 from types import SimpleNamespace
 
 import pytest
+from support.models import write_v4_flash_config
+from support.processes import run_python
 
 from sglang_dsv4_nvfp4 import seams, unsupported
 
@@ -16,6 +19,9 @@ _DEFAULTS = dict(
     tp_size=4,
     attn_cp_size=1,
     attn_dp_size=4,
+    use_ray=False,
+    hicache_storage_backend=None,
+    speculative_algorithm=None,
 )
 
 
@@ -62,6 +68,12 @@ def test_the_defaults_are_served(check, caplog):
             {},
             "--enable-encoder-swa-bounded-replay",
         ),
+        ({"use_ray": True}, {}, "--use-ray"),
+        (
+            {"hicache_storage_backend": "file"},
+            {},
+            "--hicache-storage-backend file",
+        ),
         ({}, {"model_type": "deepseek_v41"}, "V4.1"),
         ({}, {"compress_ratios": [0, 1, 4]}, "ratio 1 or 2"),
         ({}, {"compress_ratios": [2]}, "ratio 1 or 2"),
@@ -105,6 +117,76 @@ def test_prefill_cp_takes_the_tp_group_without_a_warning(check, caplog):
     with caplog.at_level(logging.WARNING):
         check(attn_dp_size=1, enable_prefill_cp=True)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("backend", "served"), [("torch", True), ("flashinfer", False)]
+)
+def test_dspark_needs_a_backend_for_its_windows(check, monkeypatch, backend, served):
+    monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", backend)
+    if served:
+        check(speculative_algorithm="DSPARK")
+        return
+    with pytest.raises(ValueError, match="DSPARK with the flashinfer backend"):
+        check(speculative_algorithm="DSPARK")
+
+
+def test_eagle_is_served(check):
+    check(speculative_algorithm="EAGLE")
+
+
+_RESOLVE = """
+import json, sys
+from sglang.srt.runtime_context import override_platform
+override_platform(is_sm120=True, is_cuda=True).install()
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import ServerArgs
+model, cases = json.loads(sys.stdin.read())
+outcomes = []
+for case in cases:
+    try:
+        ServerArgs(model_path=model, device="cuda", **case).resolve_once()
+        outcomes.append("served")
+    except SystemExit as refusal:
+        outcomes.append(str(refusal))
+print(json.dumps(outcomes))
+"""
+
+
+def test_sglangs_own_server_args_are_refused_in_one_line(tmp_path):
+    """The whole way: plugin, seam, SGLang's resolution of a V4-Flash config."""
+    cases = {
+        "served": {},
+        "--enable-hisparse": {"enable_hisparse": True, "disable_radix_cache": True},
+        "--kv-cache-dtype bfloat16": {"kv_cache_dtype": "bfloat16"},
+        "--use-ray": {"use_ray": True},
+        "--hicache-storage-backend file": {
+            "enable_hierarchical_cache": True,
+            "hicache_storage_backend": "file",
+        },
+    }
+    write_v4_flash_config(tmp_path)
+    result = run_python(
+        "-c",
+        _RESOLVE,
+        stdin=json.dumps([str(tmp_path), list(cases.values())]),
+        SGLANG_SM120_KV_CACHE_FORMAT="nvfp4",
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    outcomes = json.loads(result.stdout.splitlines()[-1])
+    for named, outcome in zip(cases, outcomes, strict=True):
+        assert named in outcome
+        assert outcome == "served" or outcome.startswith("sglang-dsv4-nvfp4: ")
+
+
+def test_the_seam_leaves_in_one_line(device, monkeypatch):
+    def refuse(server_args):
+        raise ValueError("no such option")
+
+    monkeypatch.setattr(unsupported, "check_server_args", refuse)
+    with pytest.raises(SystemExit, match="sglang-dsv4-nvfp4: no such option"):
+        seams.check_server_args(None, "server args", "DeepseekV4ForCausalLM")
 
 
 def test_the_seam_checks_the_hooks_and_then_the_options(device, monkeypatch):
