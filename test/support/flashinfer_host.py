@@ -1,4 +1,4 @@
-"""FlashInfer's SM120 module, compiled for sm_120a and questioned without a device.
+"""FlashInfer's SM120 modules, compiled for sm_120a and questioned without a device.
 
 As a module it gives :func:`ask`; as a program (in a process whose loader finds a
 libcuda) it reads questions as JSON from standard input and prints answers.
@@ -21,7 +21,7 @@ MAX_SHARED_BYTES = 99 * 1024
 
 
 def ask(questions: dict) -> dict:
-    """Answers to ``questions``; compiles the module first (about 2 minutes), once.
+    """Answers to ``questions``; compiles the modules first (about 2 minutes), once.
 
     Skips the test where the machine lacks a compiler.
     """
@@ -136,7 +136,11 @@ def _answer(questions: dict) -> dict:
         key: [int(item) for item in value] if isinstance(value, tuple) else int(value)
         for key, value in _execution.dsv4_nvfp4_format_info().items()
     }
-    exports = {name: hasattr(module, name) for name in questions["exports"]}
+    # The append comes from a module of its own, which FlashInfer builds apart.
+    cache_ops = _execution.get_sparse_mla_dsv4_nvfp4_cache_ops_module()
+    exports = {
+        name: hasattr(module, name) for name in questions["attention_exports"]
+    } | {name: hasattr(cache_ops, name) for name in questions["cache_exports"]}
     return {"supports": supported, "plans": plans, "format": info, "exports": exports}
 
 

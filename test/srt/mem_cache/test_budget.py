@@ -54,13 +54,14 @@ def test_window_pool_shrinks_with_the_format(capacity):
     assert nvfp4.tokens > fp8.tokens
 
 
-def test_budget_covers_what_the_pool_allocates(device, capacity):
+def test_the_pools_allocate_what_the_configurator_counted(device, capacity):
+    """Bytes of real buffers against SGLang's price of a token, per cache."""
     from support.pools import build_pool
 
-    from sglang_dsv4_nvfp4.mem_cache.budget import paged_kv_bytes_per_token
-
     pool = build_pool(device)
-    for sub_pool in (pool.swa_kv_pool, pool.c4_kv_pool, pool.c128_kv_pool):
-        buffer = sub_pool.kv_buffer[0]
-        slots = buffer.shape[0] * sub_pool.page_size
-        assert buffer.numel() == slots * paged_kv_bytes_per_token()
+    per_slot = {
+        sub_pool.page_size: sub_pool.kv_buffer[0][0].nbytes / sub_pool.page_size
+        for sub_pool in (pool.swa_kv_pool, pool.c4_kv_pool, pool.c128_kv_pool)
+    }
+    counted = capacity("nvfp4")
+    assert layer_bytes(per_slot) == counted.bytes_per_full_token

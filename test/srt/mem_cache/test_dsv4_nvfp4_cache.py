@@ -7,11 +7,12 @@ import pytest
 import torch
 from support.plans import decode_plan
 from support.pools import build_pool, random_rows
+from support.references import attention_reference
 
 from sglang_dsv4_nvfp4 import layout
 from sglang_dsv4_nvfp4.config import AttentionBackend
 from sglang_dsv4_nvfp4.platform import is_nvfp4_kv_cache
-from sglang_dsv4_nvfp4.quantize import quantize_append
+from sglang_dsv4_nvfp4.store.append import append
 from sglang_dsv4_nvfp4.store.staging import StagingArena
 
 CPU = torch.device("cpu")
@@ -199,82 +200,69 @@ def _backends():
 
 
 class TestSlotAddressing:
+    """A slip in slots, pages or strides makes attention read another row, which the
+    BF16 reference notices: each row points in a direction of its own."""
+
+    HEADS, TOKENS = 64, 5
+
     @pytest.mark.parametrize("backend", _backends())
     def test_two_shuffled_chunks_read_back_through_attention(
         self, device, generator, monkeypatch, backend
     ):
-        """Rows appended in two shuffled chunks, over primary and 2-token extra pages.
-
-        A slip in slots, pages or strides makes attention read another row, which
-        the BF16 reference notices: each row points in a direction of its own.
-        """
         from sglang.kernels.ops.attention.flash_mla_sm120 import (
             flash_mla_with_kvcache_sm120,
         )
 
         monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", backend.value)
-        heads, tokens, window, extra = 64, 5, 128, 64
-        latents = random_rows(generator, 256 + 2 * 64, device)
-        caches = {}
-        for name, page_size, rows in (
-            ("main", 256, latents[:256]),
-            ("extra", 2, latents[256:]),
-        ):
-            num_slots = 2 * len(rows)
-            buffer = torch.zeros(
-                num_slots // page_size,
-                page_size * 384,
-                dtype=torch.uint8,
-                device=device,
-            )
-            slots = torch.randperm(num_slots, generator=generator)[: len(rows)]
-            slots = slots.to(device)
-            half = len(rows) // 2
-            for chunk in (slice(half, None), slice(None, half)):
-                quantize_append(
-                    rows[chunk], slots[chunk], layout.kernel_view(buffer, page_size)
-                )
-            caches[name] = (buffer.view(-1, page_size, 1, 384), slots, rows)
-
-        def candidates(name, width):
-            _, slots, rows = caches[name]
-            chosen = torch.stack(
-                [
-                    torch.randperm(len(rows), generator=generator)[:width]
-                    for _ in range(tokens)
-                ]
-            ).to(device)
-            return slots[chosen].int(), rows[chosen].float()
-
-        main_slots, main_rows = candidates("main", window)
-        extra_slots, extra_rows = candidates("extra", extra)
-        q = (
-            torch.randn(tokens, 1, heads, 512, generator=generator)
-            .bfloat16()
-            .to(device)
-        )
-        sink = torch.randn(heads, generator=generator).to(device)
+        main = self._fill(generator, device, page_size=256, num_rows=256)
+        extra = self._fill(generator, device, page_size=2, num_rows=128)
+        main_indices, main_rows = self._choose(generator, main, 128)
+        extra_indices, extra_rows = self._choose(generator, extra, 64)
+        q = torch.randn(self.TOKENS, 1, self.HEADS, 512, generator=generator)
+        q = q.bfloat16().to(device)
+        sink = torch.randn(self.HEADS, generator=generator).to(device)
         output, _ = flash_mla_with_kvcache_sm120(
             q=q,
-            k_cache=caches["main"][0].view(torch.float8_e4m3fn),
-            indices=main_slots.unsqueeze(1),
-            topk_length=torch.full((tokens,), window, dtype=torch.int32, device=device),
+            k_cache=main[0],
+            indices=main_indices.unsqueeze(1),
+            topk_length=torch.full((self.TOKENS,), 128).int().to(device),
             attn_sink=sink,
             head_dim_v=512,
             softmax_scale=512**-0.5,
-            extra_k_cache=caches["extra"][0].view(torch.float8_e4m3fn),
-            extra_indices_in_kvcache=extra_slots.unsqueeze(1),
-            extra_topk_length=torch.full(
-                (tokens,), extra, dtype=torch.int32, device=device
-            ),
+            extra_k_cache=extra[0],
+            extra_indices_in_kvcache=extra_indices.unsqueeze(1),
+            extra_topk_length=torch.full((self.TOKENS,), 64).int().to(device),
         )
-        rows = torch.cat([main_rows, extra_rows], dim=1)
-        logits = torch.einsum("thd,tkd->thk", q[:, 0].float(), rows) * 512**-0.5
-        logits = torch.cat([logits, sink.expand(tokens, heads)[..., None]], dim=-1)
-        weights = torch.softmax(logits, dim=-1)[..., :-1]
-        expected = torch.einsum("thk,tkd->thd", weights, rows)
+        rows = torch.cat([main_rows, extra_rows], dim=1).cpu()
+        expected, _ = attention_reference(q[:, 0].cpu(), rows, sink.cpu(), 512**-0.5)
         cosine = torch.nn.functional.cosine_similarity(
-            output[:, 0].float().flatten(), expected.flatten(), dim=0
+            output[:, 0].cpu().double().flatten(), expected.flatten(), dim=0
         )
         # Quantizing alone costs this much; one wrong row in a hundred costs more.
         assert cosine > 0.99
+
+    def _fill(self, generator, device, *, page_size, num_rows):
+        """A half-full cache as SGLang views it, its slots, and the rows they hold."""
+        rows = random_rows(generator, num_rows, device)
+        num_slots = 2 * num_rows
+        buffer = torch.zeros(
+            num_slots // page_size, page_size * 384, dtype=torch.uint8, device=device
+        )
+        slots = torch.randperm(num_slots, generator=generator)[:num_rows].to(device)
+        half = num_rows // 2
+        for chunk in (slice(half, None), slice(None, half)):
+            # On an SM120 this is FlashInfer's writer.
+            append(rows[chunk], slots[chunk], layout.kernel_view(buffer, page_size))
+        k_cache = buffer.view(torch.float8_e4m3fn).view(-1, page_size, 1, 384)
+        return k_cache, slots, rows
+
+    def _choose(self, generator, cache, width):
+        """``width`` candidates a token: their slots, and the rows they should be."""
+        _, slots, rows = cache
+        chosen = torch.stack(
+            [
+                torch.randperm(len(rows), generator=generator)[:width]
+                for _ in range(self.TOKENS)
+            ]
+        ).to(rows.device)
+        return slots[chosen].int(), rows[chosen]
