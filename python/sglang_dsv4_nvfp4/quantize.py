@@ -10,7 +10,9 @@ byte. One group of 16 NoPE values is quantized in FP32 from the BF16 row::
             kept and NaN becomes the largest positive code
 
 FlashInfer's ``nvfp4_quantize_append_sparse_mla_cache`` (0.7.2,
-``sparse_mla_sm120/compute/nvfp4_quantization.cuh``) writes the same bytes. In-tree
+``sparse_mla_sm120/compute/nvfp4_quantization.cuh``) has the same rule. It is compiled
+with fast math, which changes no byte: the scales come out alike, and the approximate
+reciprocal is exact for all 126 of them (``test/gpu/test_quantize_device.py``). In-tree
 this joins ``sglang/kernels/ops/kvcache/`` beside ``nvfp4_store_kv_index.py``.
 """
 
