@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 import torch
 
 from sglang_dsv4_nvfp4 import seams
-from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
+from sglang_dsv4_nvfp4.cli.pools import build_pool
 from sglang_dsv4_nvfp4.cli.workload import NORM_EPS, Candidates, Step, Workload
-from sglang_dsv4_nvfp4.layout import LATENT_DIM, NOPE_DIM, ROPE_DIM
+from sglang_dsv4_nvfp4.layout import LATENT_DIM, NOPE_DIM
 from sglang_dsv4_nvfp4.store.compress_plan import PLAN_ROW_BYTES
 
 _FP8_TILE = 64
@@ -25,7 +25,13 @@ class Arm(ABC):
 
     def __init__(self, pool_cls: type, workload: Workload) -> None:
         self.workload = workload
-        self.pool = _build_pool(pool_cls, workload)
+        self.pool = build_pool(
+            pool_cls,
+            device=workload.device,
+            compression_ratios=workload.compress_ratios,
+            num_slots=workload.num_slots,
+            max_num_reqs=len(workload.prompt_lens),
+        )
 
     @abstractmethod
     def write_window(self, layer: int, step: Step) -> None:
@@ -176,32 +182,6 @@ class NVFP4Arm(Arm):
         words[:, 1] = tokens
         writes = torch.empty((0, 8), dtype=torch.uint8, device=tokens.device)
         return CompressorPrefillPlan(ratio, words.view(torch.uint8), writes), tokens
-
-
-def _build_pool(pool_cls: type, workload: Workload):
-    """A pool of ``pool_cls`` as SGLang's configurator would build it."""
-    num_slots = workload.num_slots
-    return pool_cls(
-        max_num_reqs=len(workload.prompt_lens),
-        swa_size=num_slots - PAGE_SIZE,
-        c4_size=num_slots // 4,
-        c128_size=num_slots // 128,
-        c4_state_pool_size=1,
-        c128_state_pool_size=1,
-        page_size=PAGE_SIZE,
-        swa_page_size=PAGE_SIZE,
-        dtype=torch.float8_e4m3fn,
-        c4_state_dtype=torch.bfloat16,
-        c128_state_dtype=torch.bfloat16,
-        qk_nope_head_dim=NOPE_DIM,
-        qk_rope_head_dim=ROPE_DIM,
-        indexer_head_dim=128,
-        layer_num=len(workload.compress_ratios),
-        device=workload.device,
-        enable_memory_saver=False,
-        compression_ratios=list(workload.compress_ratios),
-        full_size=num_slots,
-    )
 
 
 def _four_dims(

@@ -48,6 +48,14 @@ def stored_rows(pool, ratio):
     return {slot: rows[slot] for slot in slots.tolist() if rows[slot].any()}
 
 
+def finished_row(row, weight, freqs, position):
+    positions = torch.tensor([position])
+    finished = norm_rope_reference(
+        row.cpu()[None], weight.cpu(), EPS, freqs.cpu(), positions
+    )
+    return finished[0]
+
+
 def assert_rows(stored, expected):
     assert sorted(stored) == sorted(expected)
     for slot, row in expected.items():
@@ -79,13 +87,7 @@ def test_decode_rows_that_end_a_group(
         pool, ratio, rows, decode_plan(ratio, seq_lens, device), weight, freqs, out_loc
     )
     expected = {
-        out_loc[row].item(): norm_rope_reference(
-            rows[row : row + 1].cpu(),
-            weight.cpu(),
-            EPS,
-            freqs.cpu(),
-            torch.tensor([position]),
-        )[0]
+        out_loc[row].item(): finished_row(rows[row], weight, freqs, position)
         for row, position in counting.items()
     }
     assert_rows(stored_rows(pool, ratio), expected)
@@ -107,13 +109,7 @@ def test_prefill_rows_go_by_their_ragged_token(device, generator, weight, ratio)
     store(pool, ratio, rows, plan, weight, freqs, out_loc)
     expected = {}
     for row, slot, position in ((0, 2, ratio), (2, 3, 0)):
-        expected[slot] = norm_rope_reference(
-            rows[row : row + 1].cpu(),
-            weight.cpu(),
-            EPS,
-            freqs.cpu(),
-            torch.tensor([position]),
-        )[0]
+        expected[slot] = finished_row(rows[row], weight, freqs, position)
     assert_rows(stored_rows(pool, ratio), expected)
 
 
