@@ -14,11 +14,23 @@ import os
 KV_CACHE_FORMAT_ENV = "SGLANG_SM120_KV_CACHE_FORMAT"
 # SGLang's own variable; the NVFP4 branch follows it.
 FLASHMLA_BACKEND_ENV = "SGLANG_SM120_FLASHMLA_BACKEND"
+STORE_MODE_ENV = "SGLANG_SM120_NVFP4_STORE"
+SCALE_RULE_ENV = "SGLANG_SM120_NVFP4_SCALE_RULE"
 
 
 class KVCacheFormat(enum.StrEnum):
     FP8 = "fp8"
     NVFP4 = "nvfp4"
+
+
+class StoreMode(enum.StrEnum):
+    FUSED = "fused"
+    STAGED = "staged"
+
+
+class ScaleRule(enum.StrEnum):
+    AMAX6 = "amax6"
+    FOUR_OVER_SIX = "4over6"
 
 
 class AttentionBackend(enum.StrEnum):
@@ -43,6 +55,34 @@ def attention_backend() -> AttentionBackend:
             read NVFP4 pages.
     """
     return _parse_backend(os.environ.get(FLASHMLA_BACKEND_ENV, ""))
+
+
+def store_mode() -> StoreMode:
+    """How rows get into the pages; ``fused`` when unset.
+
+    Raises:
+        ValueError: ``SGLANG_SM120_NVFP4_STORE`` names no known mode.
+    """
+    return _parse_store_mode(os.environ.get(STORE_MODE_ENV, ""))
+
+
+def scale_rule() -> ScaleRule:
+    """How the scale of 16 values is chosen; ``amax6`` when unset.
+
+    Raises:
+        ValueError: ``SGLANG_SM120_NVFP4_SCALE_RULE`` names no known rule.
+    """
+    return _parse_scale_rule(os.environ.get(SCALE_RULE_ENV, ""))
+
+
+@functools.cache
+def _parse_store_mode(value: str) -> StoreMode:
+    return _parse(STORE_MODE_ENV, value, StoreMode.FUSED)
+
+
+@functools.cache
+def _parse_scale_rule(value: str) -> ScaleRule:
+    return _parse(SCALE_RULE_ENV, value, ScaleRule.AMAX6)
 
 
 @functools.cache

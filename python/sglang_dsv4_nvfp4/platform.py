@@ -15,6 +15,8 @@ from sglang_dsv4_nvfp4.config import (
     KVCacheFormat,
     attention_backend,
     kv_cache_format,
+    scale_rule,
+    store_mode,
 )
 
 _MLA = "flashinfer.mla"
@@ -85,11 +87,13 @@ def require_nvfp4_support() -> None:
     """Refuse a process that asks for NVFP4 and cannot serve it.
 
     Raises:
-        ValueError: the device, or the attention backend asked for, is not served.
+        ValueError: the device is not served, or a variable asks for what is not there.
         RuntimeError: the installed FlashInfer does not fit.
     """
     is_nvfp4_kv_cache()
     attention_backend()
+    store_mode()
+    scale_rule()
     problems = flashinfer_problems()
     if problems:
         raise RuntimeError("; ".join(problems))

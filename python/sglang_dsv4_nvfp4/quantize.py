@@ -9,6 +9,10 @@ byte. One group of 16 NoPE values is quantized in FP32 from the BF16 row::
     code  = E2M1(value * inv), to nearest even, saturating at 6; signs of zeros are
             kept and NaN becomes the largest positive code
 
+With the scale rule ``4over6`` a group may take E4M3(amax / 4) instead, where that has
+the smaller squared error ("four over six": the codes 4 and 6 lie far apart, so a
+group whose largest values fill the gap is better off with 4 as its top).
+
 FlashInfer's ``nvfp4_quantize_append_sparse_mla_cache`` (0.7.2,
 ``sparse_mla_sm120/compute/nvfp4_quantization.cuh``) has the same rule. It is compiled
 with fast math, which changes no byte: the scales come out alike, and the approximate
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_dsv4_nvfp4.config import ScaleRule
 from sglang_dsv4_nvfp4.layout import (
     BYTES_PER_TOKEN,
     DATA_BYTES,
@@ -41,7 +46,10 @@ _E2M1_NAN = 0x7
 
 
 def quantize_append(
-    latent_kv: torch.Tensor, slot_mapping: torch.Tensor, cache: torch.Tensor
+    latent_kv: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cache: torch.Tensor,
+    scale_rule: ScaleRule = ScaleRule.AMAX6,
 ) -> None:
     """Quantize rows and write each to its slot.
 
@@ -53,6 +61,7 @@ def quantize_append(
             and out-of-range slots are skipped; of equal slots the lowest row wins.
         cache: ``[pages, page_size, 384]`` uint8, written in place; pages may be
             apart.
+        scale_rule: how a group's scale is chosen.
 
     Raises:
         ValueError: naming the argument that does not fit.
@@ -72,7 +81,7 @@ def quantize_append(
         raise ValueError("cannot append to an empty cache")
 
     slots, rows = _settle_slots(slot_mapping, num_pages * page_size)
-    data, scales = quantize_rows(latent_kv)
+    data, scales = quantize_rows(latent_kv, scale_rule)
     page, data_offset, scale_offset = slot_offsets(slots, page_size)
     flat = page_bytes_view(cache)
     for values, offset in ((data, data_offset), (scales, scale_offset)):
@@ -83,7 +92,9 @@ def quantize_append(
         flat[page[:, None], columns] = written
 
 
-def quantize_pack(latent_kv: torch.Tensor) -> torch.Tensor:
+def quantize_pack(
+    latent_kv: torch.Tensor, scale_rule: ScaleRule = ScaleRule.AMAX6
+) -> torch.Tensor:
     """Quantize whole pages.
 
     Args:
@@ -103,7 +114,7 @@ def quantize_pack(latent_kv: torch.Tensor) -> torch.Tensor:
     num_pages, page_size, _ = latent_kv.shape
     rows = latent_kv.reshape(-1, latent_kv.shape[-1])
     check_latent(rows)
-    data, scales = quantize_rows(rows)
+    data, scales = quantize_rows(rows, scale_rule)
     pages = torch.cat(
         [
             data.view(num_pages, page_size * DATA_BYTES),
@@ -152,7 +163,9 @@ def dequantize(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return rows.view(*slots.shape, LATENT_DIM)
 
 
-def quantize_rows(latent_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(
+    latent_kv: torch.Tensor, scale_rule: ScaleRule = ScaleRule.AMAX6
+) -> tuple[torch.Tensor, torch.Tensor]:
     """``[n, 512]`` BF16 rows to ``[n, 352]`` data and ``[n, 32]`` scale bytes."""
     num_rows = latent_kv.shape[0]
     groups = latent_kv[:, :NOPE_DIM].float().reshape(num_rows, NUM_GROUPS, GROUP_SIZE)
@@ -161,13 +174,37 @@ def quantize_rows(latent_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # Dividing by a tensor, since by a Python number PyTorch's CUDA kernel multiplies
     # with a rounded reciprocal.
     scale_codes = encode_e4m3(amax / torch.full_like(amax, E2M1_MAX))
-    scale = decode_e4m3(scale_codes)
-    inverse = torch.where(scale == 0, 0.0, torch.ones_like(scale) / scale)
+    if scale_rule is ScaleRule.FOUR_OVER_SIX:
+        narrow_codes = encode_e4m3(amax * 0.25)
+        narrow_is_closer = _group_errors(groups, narrow_codes) < _group_errors(
+            groups, scale_codes
+        )
+        scale_codes = torch.where(narrow_is_closer, narrow_codes, scale_codes)
+    inverse = _inverse_scale(scale_codes)
     codes = encode_e2m1(groups * inverse[..., None]).view(num_rows, NOPE_DIM)
     packed = codes[:, 0::2] | (codes[:, 1::2] << 4)
     rope = latent_kv[:, NOPE_DIM:].contiguous().view(torch.uint8)
     padding = scale_codes.new_zeros(num_rows, SCALE_BYTES - NUM_GROUPS)
     return torch.cat([packed, rope], dim=1), torch.cat([scale_codes, padding], dim=1)
+
+
+def _inverse_scale(scale_codes: torch.Tensor) -> torch.Tensor:
+    scale = decode_e4m3(scale_codes)
+    return torch.where(scale == 0, 0.0, torch.ones_like(scale) / scale)
+
+
+def _group_errors(groups: torch.Tensor, scale_codes: torch.Tensor) -> torch.Tensor:
+    """``[n, 28]`` squared errors of ``[n, 28, 16]`` groups under their scales.
+
+    Summed neighbour by neighbour, so that kernels can add in the same order: two
+    errors may be one rounding apart.
+    """
+    codes = encode_e2m1(groups * _inverse_scale(scale_codes)[..., None])
+    stored = decode_e2m1(codes) * decode_e4m3(scale_codes)[..., None]
+    squares = (groups - stored).square()
+    while squares.shape[-1] > 1:
+        squares = squares[..., 0::2] + squares[..., 1::2]
+    return squares[..., 0]
 
 
 def dequantize_rows(data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pools import random_rows
 
+from sglang_dsv4_nvfp4.config import ScaleRule
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, DATA_BYTES, SCALE_BYTES
 from sglang_dsv4_nvfp4.quantize import (
     dequantize,
+    dequantize_rows,
+    encode_e4m3,
     quantize_append,
     quantize_pack,
     quantize_rows,
@@ -116,6 +119,31 @@ def test_error_of_gaussian_rows_is_that_of_fp4(generator):
     # E2M1 with a scale per 16 loses about a tenth of a Gaussian's norm.
     assert 0.05 < error / rows[:, :448].float().norm() < 0.12
     assert torch.equal(read[:, 448:], rows[:, 448:])
+
+
+def group_errors(rows, rule):
+    """``[n, 28]`` squared errors in FP64, by dequantizing what is stored."""
+    stored = dequantize_rows(*quantize_rows(rows, rule))[:, :448].double()
+    return (stored - rows[:, :448].double()).square().view(-1, 28, 16).sum(dim=-1)
+
+
+def test_4over6_never_loses_and_often_wins(generator):
+    rows = random_rows(generator, 500)
+    amax6 = group_errors(rows, ScaleRule.AMAX6)
+    four_over_six = group_errors(rows, ScaleRule.FOUR_OVER_SIX)
+    # Equal errors one FP32 rounding apart may be taken for a gain.
+    assert (four_over_six <= amax6 * (1 + 1e-6)).all()
+    assert (four_over_six < amax6).float().mean() > 0.2
+
+
+def test_4over6_takes_4_where_its_codes_fit():
+    row = torch.zeros(1, 512).bfloat16()
+    # With 6 on top, 3 of 4 falls between codes 4 and 6; with 4 on top it is exact.
+    row[0, :4] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    _, scales = quantize_rows(row, ScaleRule.FOUR_OVER_SIX)
+    assert scales[0, 0] == encode_e4m3(torch.tensor([1.0]))[0]
+    assert group_errors(row, ScaleRule.FOUR_OVER_SIX)[0, 0] == 0
+    assert group_errors(row, ScaleRule.AMAX6)[0, 0] > 0
 
 
 @pytest.mark.parametrize(
