@@ -1,7 +1,13 @@
 """What every test shares: SGLang in this process, hooked as the plugin hooks it."""
 
+import os
+
 import pytest
 import torch
+
+# Triton reads this when a kernel is defined: before anything imports one.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from sglang_dsv4_nvfp4.cli.sandbox import hooked_sglang
 

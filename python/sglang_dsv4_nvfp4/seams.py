@@ -216,14 +216,19 @@ def attend(original: Callable, **kwargs):
 
 
 def store_compressed(original: Callable, kv, plan, **kwargs):
-    from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
-    from sglang_dsv4_nvfp4.store.compressed import store_compressed_rows
+    from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT, kernel_view
+    from sglang_dsv4_nvfp4.store.dispatch import store_compressed_rows
 
     # The layout is the pool's: the indexer's store keeps SGLang's own.
     if kwargs.get("layout") is not NVFP4_KV_LAYOUT:
         return original(kv, plan, **kwargs)
-    wanted = ("norm_weight", "norm_eps", "freq_cis", "out_loc", "kvcache", "page_size")
-    store_compressed_rows(kv, plan, **{name: kwargs[name] for name in wanted})
+    wanted = ("norm_weight", "norm_eps", "freq_cis", "out_loc")
+    store_compressed_rows(
+        kv,
+        plan,
+        **{name: kwargs[name] for name in wanted},
+        cache=kernel_view(kwargs["kvcache"], kwargs["page_size"]),
+    )
 
 
 def check_server_args(result: None, server_args, *args, **kwargs) -> None:

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.deepseek_v4_memory_pool import (
 )
 
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, kernel_view
-from sglang_dsv4_nvfp4.store.append import append
+from sglang_dsv4_nvfp4.store.dispatch import append
 
 PACKED_FP8_REFUSAL = (
     "an NVFP4 cache takes BF16 latents; the packed FP8 (nope, rope, scales) write "
@@ -75,6 +75,9 @@ class DeepSeekV4NVFP4SingleKVPool(DeepSeekV4SingleKVPool):
         cache_k: torch.Tensor,
         freqs_cis: torch.Tensor | None = None,
     ) -> None:
-        """Quantize finished BF16 rows ``[n, 512]`` to the slots ``loc`` ``[n]``."""
+        """Quantize finished BF16 rows ``[n, 512]`` to the slots ``loc`` ``[n]``.
+
+        SGLang's slots are unique, save for padding rows at the dummy page.
+        """
         assert freqs_cis is None, "an NVFP4 cache takes rows that are rotated already"
-        append(cache_k, loc, self.kernel_view(layer_id))
+        append(cache_k, loc, self.kernel_view(layer_id), unique_slots=True)

@@ -26,7 +26,7 @@ from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     PACKED_FP8_REFUSAL,
     DeepSeekV4NVFP4SingleKVPool,
 )
-from sglang_dsv4_nvfp4.store.window import store_window_rows
+from sglang_dsv4_nvfp4.store.dispatch import store_window_rows
 from sglang_dsv4_nvfp4.unsupported import refuse, refuse_features
 
 logger = logging.getLogger(__name__)

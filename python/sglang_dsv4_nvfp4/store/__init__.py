@@ -1,5 +1,6 @@
-"""Writing latents into NVFP4 pages: window rows and compressed rows.
+"""Writing latents into NVFP4 pages.
 
-Staged: SGLang's own kernels norm and rotate the rows into BF16, then one append
-quantizes them. In-tree this joins ``sglang/kernels/ops/kvcache/``.
+``dispatch`` decides between ``fused`` (one Triton kernel a store) and ``staged``
+(SGLang's own kernels into BF16 rows, then one append: the reference, and for A/B).
+In-tree this joins ``sglang/kernels/ops/kvcache/``.
 """

@@ -16,7 +16,7 @@ from sglang_dsv4_nvfp4 import layout, platform, signatures
 from sglang_dsv4_nvfp4.attention import flashinfer_backend
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, make_inputs
 from sglang_dsv4_nvfp4.attention.planner import DECODE_MAX_TOKENS, Planner
-from sglang_dsv4_nvfp4.store import append as append_module
+from sglang_dsv4_nvfp4.store import staged
 
 APPEND, OP, PLAN = platform.FLASHINFER_ENTRY_POINTS
 
@@ -127,11 +127,11 @@ def test_flashinfer_is_the_version_that_sglang_pins():
 
 def test_the_append_call_binds(record, monkeypatch, generator):
     recorder = record(APPEND)
-    monkeypatch.setattr(append_module, "flashinfer_writes", lambda device: True)
+    monkeypatch.setattr(staged, "flashinfer_writes", lambda device: True)
     cache = torch.zeros(4, 64, 384, dtype=torch.uint8)
     rows = torch.zeros(6, 1024).bfloat16()[:, 512:]
     slots = torch.zeros(12, dtype=torch.int32)[::2]
-    append_module.append(rows, slots, cache)
+    staged.append(rows, slots, cache)
     ((args, kwargs),) = recorder.calls
     bound = recorder.real.bind(*args, **kwargs).arguments
     assert bound["cache"] is cache

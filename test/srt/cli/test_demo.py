@@ -56,10 +56,10 @@ def test_the_table_shows_the_reports_numbers(demo):
     assert f"device: {report['device']}" in stdout
 
 
-def test_readme_shows_its_data_files_figures():
+def test_pages_show_their_data_files_figures():
     render = runpy.run_path(str(ROOT / "docs" / "render_tables.py"))
-    text = (ROOT / "README.md").read_text()
-    assert render["rendered"](text) == text
+    for page in render["PAGES"]:
+        assert render["rendered"](page) == page.read_text(), page
 
 
 def test_the_demo_still_gives_the_readmes_data(demo):

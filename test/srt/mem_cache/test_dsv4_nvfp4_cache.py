@@ -12,7 +12,7 @@ from support.references import attention_reference
 from sglang_dsv4_nvfp4 import layout
 from sglang_dsv4_nvfp4.config import AttentionBackend
 from sglang_dsv4_nvfp4.platform import is_nvfp4_kv_cache
-from sglang_dsv4_nvfp4.store.append import append
+from sglang_dsv4_nvfp4.store.staged import append
 from sglang_dsv4_nvfp4.store.staging import StagingArena
 
 CPU = torch.device("cpu")

@@ -1,0 +1,99 @@
+"""Compile every store kernel without a device, and say what came out.
+
+Run as a program without TRITON_INTERPRET: interpreted functions cannot be compiled.
+Prints a JSON list of {kernel, arch, rule, conversions, shared, registers, spilled}.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sglang_dsv4_nvfp4.kernels import nvfp4_store
+
+_TYPES = {
+    "positions_ptr": "*i64",
+    "slots_ptr": "*i32",
+    "out_loc_ptr": "*i64",
+    "plan_ptr": "*i32",
+    "freqs_ptr": "*fp32",
+    "cache_ptr": "*u8",
+    "num_slots": "i32",
+    "eps": "fp32",
+    "kv_stride": "i32",
+    "row_stride": "i32",
+    "page_stride": "i32",
+}
+_BF16_POINTER = "*bf16"
+_UNALIGNED = ("num_slots", "eps")
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def compile_kernel(name, arch, four_over_six):
+    kernel = getattr(nvfp4_store, name)
+    constants = {
+        "PAGE_SIZE": 64,
+        "UNIQUE_SLOTS": True,
+        "COMPRESS_RATIO": 4,
+        "IS_DECODE": True,
+        "FOUR_OVER_SIX": four_over_six,
+        "NATIVE": arch >= 100,
+        "PDL": True,
+        "INTERPRETED": False,
+    }
+    constants = {
+        key: value for key, value in constants.items() if key in kernel.arg_names
+    }
+    signature = {
+        key: "constexpr" if key in constants else _TYPES.get(key, _BF16_POINTER)
+        for key in kernel.arg_names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, key in enumerate(kernel.arg_names)
+        if key not in constants and key not in _UNALIGNED
+    }
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constexprs=constants, attrs=aligned),
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_warps": 1, "enable_fp_fusion": not four_over_six},
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = subprocess.run(
+            [str(_CUOBJDUMP), "-res-usage", cubin.name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    return {
+        "kernel": name,
+        "arch": arch,
+        "rule": "4over6" if four_over_six else "amax6",
+        "conversions": compiled.asm["ptx"].count("cvt.rn.satfinite.e2m1x2.f32"),
+        "shared": compiled.metadata.shared,
+        "registers": int(re.search(r"REG:(\d+)", usage)[1]),
+        "spilled": int(re.search(r"LOCAL:(\d+)", usage)[1]),
+    }
+
+
+def main():
+    kernels = ("append_kernel", "window_store_kernel", "compressed_store_kernel")
+    results = [
+        compile_kernel(name, arch, four_over_six)
+        for name in kernels
+        for arch in (90, 100, 120, 121)
+        for four_over_six in (False, True)
+    ]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
