@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SOURCES := python test docs
+SOURCES := python test docs benchmark
 
 .PHONY: demo doctor test lint format clean
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write the README's figures from the data files that they come from.
+"""Write the figures of the README and the docs from the data they come from.
 
 Usage: render_tables.py [--check]
 
-Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` the README holds what this
-script renders; ``--check`` fails where it does not.
+Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds what this script
+renders; ``--check`` fails where it does not.
 """
 
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 from sglang_dsv4_nvfp4.cli.demo import table
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
 
 
 def render_demo() -> str:
@@ -51,27 +50,107 @@ def _percent_range(change: list[int]) -> str:
     return f"{low:+d} %" if low == high else f"{low:+d} to {high:+d} %"
 
 
-def rendered(text: str) -> str:
-    """``text`` with every marked part rendered anew."""
-    for name, render in (("demo", render_demo), ("patch", render_patch)):
+def render_store() -> str:
+    """Each result file of the store benchmark: ratios to FP8 and to staged."""
+    parts = []
+    for path in sorted((ROOT / "benchmark/store/results").glob("*.json")):
+        parts.append(_store_table(json.loads(path.read_text())))
+    return "\n\n".join(parts)
+
+
+def _store_table(data: dict) -> str:
+    def of(case: str, baseline: str, tokens: int) -> dict | None:
+        for row in data["rows"]:
+            if (row["case"], row["tokens"]) == (case, tokens) and row[
+                "baseline"
+            ].startswith(baseline):
+                return row
+        return None
+
+    copy = data["ceilings"]["copy_bytes_per_second"] / 1e12
+    lines = [
+        f"{data['device']}, {data['date']}, sglang {data['versions']['sglang']}, torch "
+        f"{data['versions']['torch']}; a device copy moves {copy:.2f} TB/s:",
+        "",
+        "| rows | window, us | against FP8 | against staged | of the copy's bandwidth "
+        "| c4 decode against FP8 | c128 prefill against FP8 | 4over6 against amax6 |",
+        "| ---: " * 8 + "|",
+    ]
+    for tokens in sorted({row["tokens"] for row in data["rows"]}):
+        window = of("window", "SGLang fused", tokens)
+        cells = [
+            f"{tokens}",
+            f"{window['us']:.2f}",
+            _ratio(window),
+            _ratio(of("window", "SGLang norm-rope", tokens)),
+            f"{window['floor_share']:.0%}",
+            _ratio(of("compressed c4 decode", "SGLang", tokens)),
+            _ratio(of("compressed c128 prefill", "SGLang", tokens)),
+            _ratio(of("append, 4over6", "append", tokens)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    memory = data["extra_memory"]
+    lines += [
+        "",
+        f"Extra memory of a window store of {memory['tokens']} rows: "
+        f"{memory['fused_bytes']} bytes fused; staged, "
+        f"{memory['staged_arena_bytes'] >> 20} MiB of staging that stays and "
+        f"{memory['staged_temporary_bytes'] >> 10} KiB for the call.",
+    ]
+    return "\n".join(lines)
+
+
+def _ratio(row: dict | None) -> str:
+    return f"{row['ratio']:.2f}" if row else ""
+
+
+def render_scale() -> str:
+    """The error of the scale rules, by kind of latents."""
+    path = ROOT / "benchmark/accuracy/results/scale_rule.json"
+    data = json.loads(path.read_text())
+    lines = [
+        f"On a {data['device'].upper()}, {data['rows'][0]['tokens']} rows of each kind:",
+        "",
+        "| latents | FP8 | amax6 | 4over6 | error saved | groups that take 4 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in data["rows"]:
+        lines.append(
+            f"| {row['case']} | {row['fp8_rel_error']:.2%} "
+            f"| {row['amax6_rel_error']:.2%} | {row['4over6_rel_error']:.2%} "
+            f"| {row['error_saved']:.1%} | {row['groups_that_take_4']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+PAGES = {
+    ROOT / "README.md": {"demo": render_demo, "patch": render_patch},
+    ROOT / "docs/benchmarks.md": {"store": render_store, "scale": render_scale},
+}
+
+
+def rendered(page: Path) -> str:
+    """The page's text with every marked part rendered anew."""
+    text = page.read_text()
+    for name, render in PAGES[page].items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
         if len(pattern.findall(text)) != 1:
-            raise SystemExit(f"README.md needs one {begin} ... {end}")
+            raise SystemExit(f"{page.name} needs one {begin} ... {end}")
         before, after = pattern.split(text)
         text = f"{before}{begin}\n{render()}\n{end}{after}"
     return text
 
 
 def main() -> int:
-    before = README.read_text()
-    after = rendered(before)
-    if "--check" in sys.argv[1:]:
-        if before != after:
-            print("README.md differs from its data: run docs/render_tables.py")
-        return int(before != after)
-    README.write_text(after)
-    return 0
+    check = "--check" in sys.argv[1:]
+    stale = [page for page in PAGES if page.read_text() != rendered(page)]
+    for page in stale:
+        if check:
+            print(f"{page.name} differs from its data: run docs/render_tables.py")
+        else:
+            page.write_text(rendered(page))
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Timing and result files, the same for every benchmark of this project.
+
+A result file is ``benchmark/<area>/results/<device>.json``::
+
+    {device, date, versions, ceilings, rows: [{case, tokens, heads?, us, baseline,
+     baseline_us, ratio, floor_share?}]}
+
+Times are medians of CUDA-graph replays. A graph runs a case once on each of several
+input sets, so that no run finds its inputs in the cache because it has just been there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from sglang_dsv4_nvfp4.platform import versions
+
+WARMUP_REPLAYS = 3
+REPLAYS = 30
+
+
+def time_us(runs: Sequence[Callable[[], None]]) -> float:
+    """Median microseconds of one run; ``runs`` do the same on different inputs."""
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    for _ in range(WARMUP_REPLAYS):
+        graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1000 / len(runs))
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read plus bytes written a second, of a large device-to-device copy."""
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    us = time_us([lambda: target.copy_(source)])
+    return 2 * source.nbytes / us * 1e6
+
+
+def row(
+    case: str,
+    tokens: int,
+    us: float,
+    baseline: str,
+    baseline_us: float,
+    floor_us: float | None = None,
+    **more,
+) -> dict:
+    """One row of a result file; ``floor_us`` is what bytes and flops allow."""
+    made = {
+        "case": case,
+        "tokens": tokens,
+        **more,
+        "us": us,
+        "baseline": baseline,
+        "baseline_us": baseline_us,
+        "ratio": us / baseline_us,
+    }
+    if floor_us is not None:
+        made["floor_share"] = floor_us / us
+    return made
+
+
+def table(rows: Sequence[dict]) -> str:
+    """The rows as text."""
+    lines = [
+        f"{'case':34}{'tokens':>7}{'us':>10}{'baseline us':>13}{'ratio':>8}"
+        f"{'of floor':>10}  baseline"
+    ]
+    for made in rows:
+        share = made.get("floor_share")
+        lines.append(
+            f"{made['case']:34}{made['tokens']:>7}{made['us']:>10.2f}"
+            f"{made['baseline_us']:>13.2f}{made['ratio']:>8.2f}"
+            f"{f'{share:.0%}' if share is not None else '':>10}  {made['baseline']}"
+        )
+    return "\n".join(lines)
+
+
+def write(folder: Path, ceilings: dict, rows: list[dict], **more) -> Path:
+    """Write ``<folder>/<device>.json`` and say where."""
+    device = torch.cuda.get_device_name()
+    path = folder / f"{re.sub(r'[^a-z0-9]+', '_', device.lower())}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "device": device,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "ceilings": ceilings,
+        "rows": rows,
+        **more,
+    }
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {path}")
+    return path

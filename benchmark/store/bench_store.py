@@ -1,0 +1,334 @@
+#!/usr/bin/env python3
+"""NVFP4 stores against SGLang's FP8 stores and against the staged path.
+
+Usage: bench_store.py [--out DIR]
+
+Prints a table and writes ``<device>.json`` to DIR (benchmark/store/results).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import harness
+
+from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
+from sglang_dsv4_nvfp4.cli.pools import build_pool
+from sglang_dsv4_nvfp4.cli.sandbox import hooked_sglang
+from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, ScaleRule
+
+TOKENS = (1, 8, 64, 256, 1024, 4096, 16384, 32768)
+EPS = 1e-6
+MAX_POSITION = 65536
+# Input sets together go well past an L2 of 60 MB at the sizes where that matters.
+INPUT_BYTES = 256 << 20
+MAX_INPUT_SETS = 16
+ROW_BYTES = 1024 + 384
+
+
+class Bench:
+    """Both pools, and inputs of every size."""
+
+    def __init__(self) -> None:
+        from sglang.srt.mem_cache import deepseek_v4_memory_pool
+
+        self.generator = torch.Generator("cuda").manual_seed(0)
+        common = dict(
+            device="cuda",
+            compression_ratios=(0, 4, 128),
+            num_slots=4 * max(TOKENS),
+            # Compressed pools wide enough for a slot per row of the largest case.
+            c4_size=4 * max(TOKENS),
+            c128_size=4 * max(TOKENS),
+            c4_state_pool_size=1,
+            c128_state_pool_size=1,
+        )
+        self.fp8 = build_pool(seams.stock(seams.TOKEN_TO_KV_POOL), **common)
+        self.nvfp4 = build_pool(
+            deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool, **common
+        )
+        self.weight = torch.ones(512, device="cuda", dtype=torch.bfloat16)
+        angles = torch.rand(MAX_POSITION, 32, device="cuda", generator=self.generator)
+        self.freqs = torch.polar(torch.ones_like(angles), angles)
+        self.bandwidth = harness.copy_bandwidth()
+
+    def floor_us(self, tokens: int) -> float:
+        return tokens * ROW_BYTES / self.bandwidth * 1e6
+
+    def inputs(self, tokens: int) -> list[dict]:
+        """Input sets of random rows and shuffled, unique slots."""
+        count = max(2, min(MAX_INPUT_SETS, INPUT_BYTES // (tokens * 1024)))
+        sets = []
+        for _ in range(count):
+            rows = torch.randn(
+                tokens, 512, device="cuda", generator=self.generator
+            ).bfloat16()
+            slots = torch.randperm(
+                4 * max(TOKENS) - PAGE_SIZE, device="cuda", generator=self.generator
+            )[:tokens]
+            positions = torch.randint(
+                0, MAX_POSITION, (tokens,), device="cuda", generator=self.generator
+            )
+            sets.append({"rows": rows, "slots": slots, "positions": positions})
+        return sets
+
+    def window_rows(self, tokens: int) -> list[dict]:
+        """The fused window store against FP8's and against the staged path."""
+        from sglang_dsv4_nvfp4.store import fused
+
+        cache = self.nvfp4.swa_kv_pool.kernel_view(0)
+
+        def arguments(made: dict) -> dict:
+            return dict(
+                kv=made["rows"],
+                kv_weight=self.weight,
+                eps=EPS,
+                freqs_cis=self.freqs,
+                positions=made["positions"],
+            )
+
+        sets = self.inputs(tokens)
+        for made in sets:
+            made["slots32"] = made["slots"].int()
+        us = harness.time_us(
+            [
+                lambda made=made: fused.store_window_rows(
+                    **arguments(made), slots=made["slots32"], cache=cache
+                )
+                for made in sets
+            ]
+        )
+        fp8_us = harness.time_us(
+            [
+                lambda made=made: self.fp8.set_swa_key_buffer_radix_fused_norm_rope(
+                    layer_id=0, swa_loc=made["slots32"], **arguments(made)
+                )
+                for made in sets
+            ]
+        )
+        staged_us = harness.time_us(
+            [lambda made=made: self.staged_window(made, cache) for made in sets]
+        )
+        floor = self.floor_us(tokens)
+        return [
+            harness.row(
+                "window",
+                tokens,
+                us,
+                "SGLang fused_k_norm_rope_flashmla (FP8)",
+                fp8_us,
+                floor,
+            ),
+            harness.row(
+                "window",
+                tokens,
+                us,
+                "SGLang norm-rope, then append kernel",
+                staged_us,
+                floor,
+            ),
+        ]
+
+    def staged_window(self, made: dict, cache: torch.Tensor) -> None:
+        """The staged path with this package's append, whose reference is PyTorch."""
+        from sglang_dsv4_nvfp4.store import fused
+        from sglang_dsv4_nvfp4.store.compress_plan import window_plan
+        from sglang_dsv4_nvfp4.store.finish import finish_rows
+        from sglang_dsv4_nvfp4.store.staging import WINDOW_KEY
+
+        rows = finish_rows(
+            made["rows"],
+            window_plan(made["positions"]),
+            norm_weight=self.weight,
+            norm_eps=EPS,
+            freq_cis=self.freqs,
+            num_rows=len(made["rows"]),
+            staging_key=WINDOW_KEY,
+        )
+        fused.append(rows, made["slots32"], cache, unique_slots=True)
+
+    def compressed_rows(self, tokens: int, ratio: int, is_decode: bool) -> dict:
+        """The fused compressed store against SGLang's in FP8; every row counts."""
+        from sglang.kernels.ops.attention.dsv4 import compress_norm_rope_store
+
+        from sglang_dsv4_nvfp4.store import fused
+
+        layer = {4: 1, 128: 2}[ratio]
+        cache = getattr(self.nvfp4, f"c{ratio}_kv_pool").kernel_view(0)
+        sets = self.inputs(tokens)
+        for made in sets:
+            made["plan"] = _full_plan(ratio, made["positions"], is_decode)
+
+        def arguments(made: dict) -> dict:
+            return dict(
+                norm_weight=self.weight,
+                norm_eps=EPS,
+                freq_cis=self.freqs,
+                out_loc=made["slots"],
+            )
+
+        us = harness.time_us(
+            [
+                lambda made=made: fused.store_compressed_rows(
+                    made["rows"], made["plan"], **arguments(made), cache=cache
+                )
+                for made in sets
+            ]
+        )
+        fp8_us = harness.time_us(
+            [
+                lambda made=made: compress_norm_rope_store(
+                    made["rows"],
+                    made["plan"],
+                    **arguments(made),
+                    kvcache=self.fp8.get_extra_key_buffer(layer).view(torch.uint8),
+                    page_size=self.fp8.get_extra_key_page_size(layer),
+                )
+                for made in sets
+            ]
+        )
+        return harness.row(
+            f"compressed c{ratio} {'decode' if is_decode else 'prefill'}",
+            tokens,
+            us,
+            "SGLang compress_norm_rope_store (FP8)",
+            fp8_us,
+            self.floor_us(tokens),
+        )
+
+    def append_rows(self, tokens: int) -> list[dict]:
+        """What looking for equal slots costs the append, and what 4over6 costs."""
+        import os
+
+        from sglang_dsv4_nvfp4.store import fused
+
+        cache = self.nvfp4.swa_kv_pool.kernel_view(0)
+        sets = self.inputs(tokens)
+
+        def run(unique: bool) -> float:
+            return harness.time_us(
+                [
+                    lambda made=made: fused.append(
+                        made["rows"], made["slots"], cache, unique_slots=unique
+                    )
+                    for made in sets
+                ]
+            )
+
+        unique_us = run(True)
+        floor = self.floor_us(tokens)
+        rows = [
+            harness.row(
+                "append, equal slots settled",
+                tokens,
+                run(False),
+                "append, unique slots",
+                unique_us,
+                floor,
+            )
+        ]
+        os.environ[SCALE_RULE_ENV] = ScaleRule.FOUR_OVER_SIX.value
+        rows.append(
+            harness.row(
+                "append, 4over6", tokens, run(True), "append, amax6", unique_us, floor
+            )
+        )
+        del os.environ[SCALE_RULE_ENV]
+        return rows
+
+    def extra_memory(self, tokens: int) -> dict:
+        """Bytes that one store call allocates at its peak, fused and staged."""
+        from sglang_dsv4_nvfp4.store import fused
+        from sglang_dsv4_nvfp4.store.staging import staging
+
+        cache = self.nvfp4.swa_kv_pool.kernel_view(0)
+        made, *_ = self.inputs(tokens)
+        made["slots32"] = made["slots"].int()
+
+        def peak(run) -> int:
+            run()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            run()
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() - before
+
+        fused_bytes = peak(
+            lambda: fused.store_window_rows(
+                kv=made["rows"],
+                kv_weight=self.weight,
+                eps=EPS,
+                freqs_cis=self.freqs,
+                positions=made["positions"],
+                slots=made["slots32"],
+                cache=cache,
+            )
+        )
+        staged_bytes = peak(lambda: self.staged_window(made, cache))
+        staging_bytes = staging.rows(0, tokens, cache.device).numel() * 2
+        return {
+            "tokens": tokens,
+            "fused_bytes": fused_bytes,
+            "staged_temporary_bytes": staged_bytes,
+            "staged_arena_bytes": staging_bytes,
+        }
+
+
+def _full_plan(ratio: int, positions: torch.Tensor, is_decode: bool):
+    from sglang.kernels.ops.attention.dsv4 import (
+        CompressorDecodePlan,
+        CompressorPrefillPlan,
+    )
+
+    words = torch.zeros(len(positions), 4, dtype=torch.int32, device="cuda")
+    words[:, 0] = (positions // ratio + 1) * ratio
+    rows = words.view(torch.uint8)
+    if is_decode:
+        return CompressorDecodePlan(ratio, rows)
+    words[:, 1] = torch.arange(len(positions), device="cuda")
+    writes = torch.empty((0, 8), dtype=torch.uint8, device="cuda")
+    return CompressorPrefillPlan(ratio, rows, writes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path(__file__).resolve().parent / "results"
+    parser.add_argument("--out", type=Path, default=default)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    with hooked_sglang(max_running_requests=64, chunked_prefill_size=8192):
+        bench = Bench()
+        rows = []
+        for tokens in TOKENS:
+            rows += bench.window_rows(tokens)
+            for ratio in (4, 128):
+                for is_decode in (True, False):
+                    # A chunk gives at most a quarter of its tokens as c4 entries.
+                    if tokens <= 4096:
+                        rows.append(bench.compressed_rows(tokens, ratio, is_decode))
+            rows += bench.append_rows(tokens)
+            print(f"{tokens} tokens done", flush=True)
+        memory = bench.extra_memory(max(TOKENS))
+        print(harness.table(rows))
+        print(f"device copy: {bench.bandwidth / 1e12:.2f} TB/s")
+        print(f"extra memory of a window store: {memory}")
+        harness.write(
+            args.out,
+            {"copy_bytes_per_second": bench.bandwidth},
+            rows,
+            extra_memory=memory,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
