@@ -5,8 +5,9 @@ A result file is ``benchmark/<area>/results/<device>.json``::
     {device, date, versions, ceilings, rows: [{case, tokens, heads?, us, baseline,
      baseline_us, ratio, floor_share?}]}
 
-Times are medians of CUDA-graph replays. A graph runs a case once on each of several
-input sets, so that no run finds its inputs in the cache because it has just been there.
+Times are medians of CUDA-graph replays, the arms of a comparison in turn. A graph runs
+a case once on each of several input sets; together they go past the L2 where one set
+is some megabytes, and lie in it where a decode step's inputs would too.
 """
 
 from __future__ import annotations
@@ -26,8 +27,27 @@ WARMUP_REPLAYS = 3
 REPLAYS = 30
 
 
-def time_us(runs: Sequence[Callable[[], None]]) -> float:
-    """Median microseconds of one run; ``runs`` do the same on different inputs."""
+def time_arms(arms: dict[str, Sequence[Callable[[], None]]]) -> dict[str, float]:
+    """Median microseconds of one run of each arm, the arms replayed in turn.
+
+    An arm is a list of runs that do the same on different inputs.
+    """
+    graphs = {name: _capture(runs) for name, runs in arms.items()}
+    times = {name: [] for name in arms}
+    for replay in range(WARMUP_REPLAYS + REPLAYS):
+        for name, graph in graphs.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            if replay >= WARMUP_REPLAYS:
+                us = start.elapsed_time(stop) * 1000 / len(arms[name])
+                times[name].append(us)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _capture(runs: Sequence[Callable[[], None]]) -> torch.cuda.CUDAGraph:
     for run in runs:
         run()
     torch.cuda.synchronize()
@@ -35,24 +55,14 @@ def time_us(runs: Sequence[Callable[[], None]]) -> float:
     with torch.cuda.graph(graph):
         for run in runs:
             run()
-    for _ in range(WARMUP_REPLAYS):
-        graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000 / len(runs))
-    return statistics.median(times)
+    return graph
 
 
 def copy_bandwidth() -> float:
     """Bytes read plus bytes written a second, of a large device-to-device copy."""
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
-    us = time_us([lambda: target.copy_(source)])
+    us = time_arms({"copy": [lambda: target.copy_(source)]})["copy"]
     return 2 * source.nbytes / us * 1e6
 
 

@@ -9,7 +9,11 @@ Prints a table and writes ``<device>.json`` to DIR (benchmark/store/results).
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -30,7 +34,9 @@ MAX_POSITION = 65536
 # Input sets together go well past an L2 of 60 MB at the sizes where that matters.
 INPUT_BYTES = 256 << 20
 MAX_INPUT_SETS = 16
-ROW_BYTES = 1024 + 384
+# Bytes of a row as it comes and as it is stored.
+VALUE_BYTES = {torch.bfloat16: 1024, torch.float32: 2048}
+STORED_BYTES = 384
 
 
 class Bench:
@@ -59,9 +65,6 @@ class Bench:
         self.freqs = torch.polar(torch.ones_like(angles), angles)
         self.bandwidth = harness.copy_bandwidth()
 
-    def floor_us(self, tokens: int) -> float:
-        return tokens * ROW_BYTES / self.bandwidth * 1e6
-
     def inputs(self, tokens: int) -> list[dict]:
         """Input sets of random rows and shuffled, unique slots."""
         count = max(2, min(MAX_INPUT_SETS, INPUT_BYTES // (tokens * 1024)))
@@ -76,14 +79,24 @@ class Bench:
             positions = torch.randint(
                 0, MAX_POSITION, (tokens,), device="cuda", generator=self.generator
             )
-            sets.append({"rows": rows, "slots": slots, "positions": positions})
+            sets.append(
+                {
+                    "rows": rows,
+                    "slots": slots,
+                    "slots32": slots.int(),
+                    "positions": positions,
+                }
+            )
         return sets
 
     def window_rows(self, tokens: int) -> list[dict]:
-        """The fused window store against FP8's and against the staged path."""
+        """The fused window store against FP8's and against two staged paths."""
+        from sglang.kernels.ops.attention.dsv4 import fused_norm_rope_inplace
+
         from sglang_dsv4_nvfp4.store import fused
 
         cache = self.nvfp4.swa_kv_pool.kernel_view(0)
+        sets = self.inputs(tokens)
 
         def arguments(made: dict) -> dict:
             return dict(
@@ -94,46 +107,34 @@ class Bench:
                 positions=made["positions"],
             )
 
-        sets = self.inputs(tokens)
-        for made in sets:
-            made["slots32"] = made["slots"].int()
-        us = harness.time_us(
-            [
-                lambda made=made: fused.store_window_rows(
-                    **arguments(made), slots=made["slots32"], cache=cache
-                )
-                for made in sets
-            ]
-        )
-        fp8_us = harness.time_us(
-            [
-                lambda made=made: self.fp8.set_swa_key_buffer_radix_fused_norm_rope(
-                    layer_id=0, swa_loc=made["slots32"], **arguments(made)
-                )
-                for made in sets
-            ]
-        )
-        staged_us = harness.time_us(
-            [lambda made=made: self.staged_window(made, cache) for made in sets]
-        )
-        floor = self.floor_us(tokens)
+        def store(made: dict) -> None:
+            fused.store_window_rows(
+                **arguments(made), slots=made["slots32"], cache=cache
+            )
+
+        def store_fp8(made: dict) -> None:
+            self.fp8.set_swa_key_buffer_radix_fused_norm_rope(
+                layer_id=0, swa_loc=made["slots32"], **arguments(made)
+            )
+
+        def two_launches(made: dict) -> None:
+            fused_norm_rope_inplace(
+                made["rows"], self.weight, EPS, self.freqs, made["positions"]
+            )
+            fused.append(made["rows"], made["slots32"], cache, unique_slots=True)
+
+        def staged(made: dict) -> None:
+            self.staged_window(made, cache)
+
+        us = _time(sets, store, store_fp8, two_launches, staged)
+        floor = tokens * (VALUE_BYTES[torch.bfloat16] + STORED_BYTES) / self.bandwidth
         return [
-            harness.row(
-                "window",
-                tokens,
-                us,
-                "SGLang fused_k_norm_rope_flashmla (FP8)",
-                fp8_us,
-                floor,
-            ),
-            harness.row(
-                "window",
-                tokens,
-                us,
-                "SGLang norm-rope, then append kernel",
-                staged_us,
-                floor,
-            ),
+            harness.row("window", tokens, us[store], name, us[arm], floor * 1e6)
+            for name, arm in (
+                ("SGLang fused_k_norm_rope_flashmla (FP8)", store_fp8),
+                ("two launches: norm-rope in place, append kernel", two_launches),
+                ("staged store with the append kernel", staged),
+            )
         ]
 
     def staged_window(self, made: dict, cache: torch.Tensor) -> None:
@@ -155,93 +156,83 @@ class Bench:
         fused.append(rows, made["slots32"], cache, unique_slots=True)
 
     def compressed_rows(self, tokens: int, ratio: int, is_decode: bool) -> dict:
-        """The fused compressed store against SGLang's in FP8; every row counts."""
+        """The fused compressed store against SGLang's in FP8; every row counts.
+
+        Rows and weight are FP32, as the compressor has them.
+        """
         from sglang.kernels.ops.attention.dsv4 import compress_norm_rope_store
 
         from sglang_dsv4_nvfp4.store import fused
 
         layer = {4: 1, 128: 2}[ratio]
         cache = getattr(self.nvfp4, f"c{ratio}_kv_pool").kernel_view(0)
+        fp8_buffer = self.fp8.get_extra_key_buffer(layer).view(torch.uint8)
+        fp8_page_size = self.fp8.get_extra_key_page_size(layer)
         sets = self.inputs(tokens)
         for made in sets:
+            made["rows"] = made["rows"].float()
             made["plan"] = _full_plan(ratio, made["positions"], is_decode)
 
         def arguments(made: dict) -> dict:
             return dict(
-                norm_weight=self.weight,
+                norm_weight=self.weight.float(),
                 norm_eps=EPS,
                 freq_cis=self.freqs,
                 out_loc=made["slots"],
             )
 
-        us = harness.time_us(
-            [
-                lambda made=made: fused.store_compressed_rows(
-                    made["rows"], made["plan"], **arguments(made), cache=cache
-                )
-                for made in sets
-            ]
-        )
-        fp8_us = harness.time_us(
-            [
-                lambda made=made: compress_norm_rope_store(
-                    made["rows"],
-                    made["plan"],
-                    **arguments(made),
-                    kvcache=self.fp8.get_extra_key_buffer(layer).view(torch.uint8),
-                    page_size=self.fp8.get_extra_key_page_size(layer),
-                )
-                for made in sets
-            ]
-        )
+        def store(made: dict) -> None:
+            fused.store_compressed_rows(
+                made["rows"], made["plan"], **made["arguments"], cache=cache
+            )
+
+        def store_fp8(made: dict) -> None:
+            compress_norm_rope_store(
+                made["rows"],
+                made["plan"],
+                **made["arguments"],
+                kvcache=fp8_buffer,
+                page_size=fp8_page_size,
+            )
+
+        for made in sets:
+            made["arguments"] = arguments(made)
+        us = _time(sets, store, store_fp8)
+        floor = tokens * (VALUE_BYTES[torch.float32] + STORED_BYTES) / self.bandwidth
         return harness.row(
             f"compressed c{ratio} {'decode' if is_decode else 'prefill'}",
             tokens,
-            us,
+            us[store],
             "SGLang compress_norm_rope_store (FP8)",
-            fp8_us,
-            self.floor_us(tokens),
+            us[store_fp8],
+            floor * 1e6,
         )
 
     def append_rows(self, tokens: int) -> list[dict]:
         """What looking for equal slots costs the append, and what 4over6 costs."""
-        import os
-
         from sglang_dsv4_nvfp4.store import fused
 
         cache = self.nvfp4.swa_kv_pool.kernel_view(0)
-        sets = self.inputs(tokens)
 
-        def run(unique: bool) -> float:
-            return harness.time_us(
-                [
-                    lambda made=made: fused.append(
-                        made["rows"], made["slots"], cache, unique_slots=unique
-                    )
-                    for made in sets
-                ]
-            )
+        def unique(made: dict) -> None:
+            fused.append(made["rows"], made["slots"], cache, unique_slots=True)
 
-        unique_us = run(True)
-        floor = self.floor_us(tokens)
-        rows = [
-            harness.row(
-                "append, equal slots settled",
-                tokens,
-                run(False),
-                "append, unique slots",
-                unique_us,
-                floor,
+        def settled(made: dict) -> None:
+            fused.append(made["rows"], made["slots"], cache)
+
+        def four_over_six(made: dict) -> None:
+            with _scale_rule(ScaleRule.FOUR_OVER_SIX):
+                unique(made)
+
+        us = _time(self.inputs(tokens), unique, settled, four_over_six)
+        floor = tokens * (VALUE_BYTES[torch.bfloat16] + STORED_BYTES) / self.bandwidth
+        return [
+            harness.row(case, tokens, us[arm], "append", us[unique], floor * 1e6)
+            for case, arm in (
+                ("append, equal slots settled", settled),
+                ("append, 4over6", four_over_six),
             )
         ]
-        os.environ[SCALE_RULE_ENV] = ScaleRule.FOUR_OVER_SIX.value
-        rows.append(
-            harness.row(
-                "append, 4over6", tokens, run(True), "append, amax6", unique_us, floor
-            )
-        )
-        del os.environ[SCALE_RULE_ENV]
-        return rows
 
     def extra_memory(self, tokens: int) -> dict:
         """Bytes that one store call allocates at its peak, fused and staged."""
@@ -250,7 +241,6 @@ class Bench:
 
         cache = self.nvfp4.swa_kv_pool.kernel_view(0)
         made, *_ = self.inputs(tokens)
-        made["slots32"] = made["slots"].int()
 
         def peak(run) -> int:
             run()
@@ -280,6 +270,22 @@ class Bench:
             "staged_temporary_bytes": staged_bytes,
             "staged_arena_bytes": staging_bytes,
         }
+
+
+def _time(sets: list[dict], *arms: Callable[[dict], None]) -> dict:
+    """Median microseconds of each arm over the input sets."""
+    runs = {arm: [functools.partial(arm, made) for made in sets] for arm in arms}
+    return harness.time_arms(runs)
+
+
+@contextlib.contextmanager
+def _scale_rule(rule: ScaleRule) -> Iterator[None]:
+    previous = os.environ.get(SCALE_RULE_ENV, "")
+    os.environ[SCALE_RULE_ENV] = rule.value
+    try:
+        yield
+    finally:
+        os.environ[SCALE_RULE_ENV] = previous
 
 
 def _full_plan(ratio: int, positions: torch.Tensor, is_decode: bool):
@@ -312,9 +318,7 @@ def main() -> int:
             rows += bench.window_rows(tokens)
             for ratio in (4, 128):
                 for is_decode in (True, False):
-                    # A chunk gives at most a quarter of its tokens as c4 entries.
-                    if tokens <= 4096:
-                        rows.append(bench.compressed_rows(tokens, ratio, is_decode))
+                    rows.append(bench.compressed_rows(tokens, ratio, is_decode))
             rows += bench.append_rows(tokens)
             print(f"{tokens} tokens done", flush=True)
         memory = bench.extra_memory(max(TOKENS))

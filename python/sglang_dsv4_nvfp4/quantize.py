@@ -254,25 +254,26 @@ def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     return torch.where((codes & _E2M1_SIGN) != 0, -magnitude, magnitude)
 
 
-def check_latent(latent_kv: torch.Tensor) -> None:
-    """Refuse anything but ``[n, 512]`` BF16 rows, with a ValueError."""
-    if (
-        latent_kv.ndim != 2
-        or latent_kv.shape[1] != LATENT_DIM
-        or latent_kv.dtype != torch.bfloat16
-    ):
+def check_latent(
+    rows: torch.Tensor,
+    name: str = "latent_kv",
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,),
+) -> None:
+    """Refuse anything but ``[n, 512]`` rows of ``dtypes``, with a ValueError."""
+    if rows.ndim != 2 or rows.shape[1] != LATENT_DIM or rows.dtype not in dtypes:
+        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(
-            f"latent_kv must be bfloat16 [n, {LATENT_DIM}], got "
-            f"{latent_kv.dtype} {tuple(latent_kv.shape)}"
+            f"{name} must be {expected} [n, {LATENT_DIM}], got {rows.dtype} "
+            f"{tuple(rows.shape)}"
         )
 
 
-def check_slots(slot_mapping: torch.Tensor) -> None:
-    """Refuse anything but ``[n]`` int32 or int64 slots, with a ValueError."""
-    if slot_mapping.ndim != 1 or slot_mapping.dtype not in (torch.int32, torch.int64):
+def check_slots(slots: torch.Tensor, name: str = "slot_mapping") -> None:
+    """Refuse anything but ``[n]`` int32 or int64, with a ValueError."""
+    if slots.ndim != 1 or slots.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            "slot_mapping must be one-dimensional int32 or int64, got "
-            f"{slot_mapping.dtype} {tuple(slot_mapping.shape)}"
+            f"{name} must be one-dimensional int32 or int64, got {slots.dtype} "
+            f"{tuple(slots.shape)}"
         )
 
 

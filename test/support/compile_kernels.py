@@ -1,7 +1,8 @@
 """Compile every store kernel without a device, and say what came out.
 
 Run as a program without TRITON_INTERPRET: interpreted functions cannot be compiled.
-Prints a JSON list of {kernel, arch, rule, conversions, shared, registers, spilled}.
+Prints a JSON list of {kernel, arch, rule, conversions, fused, shared,
+registers, spilled}.
 """
 
 import json
@@ -30,13 +31,26 @@ _TYPES = {
     "row_stride": "i32",
     "page_stride": "i32",
 }
-_BF16_POINTER = "*bf16"
 _UNALIGNED = ("num_slots", "eps")
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-def compile_kernel(name, arch, four_over_six):
+# Kernel and what differs from the plain case; rows of the compressor are FP32.
+_VARIANTS = (
+    ("append_kernel", {}),
+    ("append_kernel", {"UNIQUE_SLOTS": False}),
+    ("window_store_kernel", {}),
+    ("compressed_store_kernel", {}),
+    (
+        "compressed_store_kernel",
+        {"IS_DECODE": False, "COMPRESS_RATIO": 128, "PAGE_SIZE": 2},
+    ),
+)
+
+
+def compile_kernel(name, changes, arch, four_over_six):
     kernel = getattr(nvfp4_store, name)
+    values = "*fp32" if name == "compressed_store_kernel" else "*bf16"
     constants = {
         "PAGE_SIZE": 64,
         "UNIQUE_SLOTS": True,
@@ -46,12 +60,13 @@ def compile_kernel(name, arch, four_over_six):
         "NATIVE": arch >= 100,
         "PDL": True,
         "INTERPRETED": False,
+        **changes,
     }
     constants = {
         key: value for key, value in constants.items() if key in kernel.arg_names
     }
     signature = {
-        key: "constexpr" if key in constants else _TYPES.get(key, _BF16_POINTER)
+        key: "constexpr" if key in constants else _TYPES.get(key, values)
         for key in kernel.arg_names
     }
     aligned = {
@@ -62,7 +77,7 @@ def compile_kernel(name, arch, four_over_six):
     compiled = triton.compile(
         ASTSource(kernel, signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", arch, 32),
-        options={"num_warps": 1, "enable_fp_fusion": not four_over_six},
+        options={"num_warps": 1, "enable_fp_fusion": False},
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -78,6 +93,8 @@ def compile_kernel(name, arch, four_over_six):
         "arch": arch,
         "rule": "4over6" if four_over_six else "amax6",
         "conversions": compiled.asm["ptx"].count("cvt.rn.satfinite.e2m1x2.f32"),
+        # The reciprocal's correction, and nothing that the compiler fused.
+        "fused": compiled.asm["ptx"].count("fma.rn.f32"),
         "shared": compiled.metadata.shared,
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
         "spilled": int(re.search(r"LOCAL:(\d+)", usage)[1]),
@@ -85,10 +102,9 @@ def compile_kernel(name, arch, four_over_six):
 
 
 def main():
-    kernels = ("append_kernel", "window_store_kernel", "compressed_store_kernel")
     results = [
-        compile_kernel(name, arch, four_over_six)
-        for name in kernels
+        compile_kernel(name, changes, arch, four_over_six)
+        for name, changes in _VARIANTS
         for arch in (90, 100, 120, 121)
         for four_over_six in (False, True)
     ]

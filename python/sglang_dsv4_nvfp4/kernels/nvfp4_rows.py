@@ -31,7 +31,8 @@ SCALE_BYTES = tl.constexpr(layout.SCALE_BYTES)
 
 _E2M1_MAX = tl.constexpr(6.0)
 # Multiplying with this in FP32 gives the E4M3 scale of dividing by 6, for every BF16
-# magnitude (test_scale_of_every_magnitude).
+# magnitude (test_scale_of_every_magnitude), but only if the product is rounded: a fused
+# multiply-add would round four ties the other way, so kernels are launched without.
 _SIXTH = tl.constexpr(1.0 / 6.0)
 _E4M3_MAX_CODE = tl.constexpr(0x7E)
 # Rebiasing between FP32's exponent (127) and E4M3's (7).
@@ -173,8 +174,7 @@ def group_errors(values, scale_codes, INTERPRETED: tl.constexpr):
     """``[32]``: squared error of each group under its scale, FP32.
 
     Summed neighbour by neighbour, as ``quantize.py`` does it: the choice between two
-    scales must not depend on the order of a sum. (With this rule the kernels are
-    launched without fused multiply-add, for the same reason.)
+    scales must not depend on the order of a sum.
     """
     scaled = values * inverse_scale(scale_codes, INTERPRETED)[:, None]
     difference = values - round_e2m1(scaled) * decode_e4m3(scale_codes)[:, None]

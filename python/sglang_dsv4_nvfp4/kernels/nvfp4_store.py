@@ -1,7 +1,7 @@
 """The stores, one launch each: append, window rows, compressed rows.
 
-A program takes one row: 1024 bytes of BF16 values in, 384 bytes out. See
-``nvfp4_rows.py`` for how a row is spread over the lanes of a warp.
+A program takes one row: 512 values in, BF16 or (the compressor's) FP32, and 384 bytes
+out. See ``nvfp4_rows.py`` for how a row is spread over the lanes of a warp.
 
 In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4_store.py``.
 """
@@ -30,18 +30,19 @@ _DUPLICATE_BLOCK = tl.constexpr(1024)
 def wait_for_inputs(PDL: tl.constexpr):
     """Programmatic dependent launch: started early, wait for the kernel before.
 
-    The kernel after may start early too; it waits for this one's stores. Every
-    program waits, also one that has nothing to store: what comes after relies on
-    this kernel's end for the end of all before it.
+    Only then may the kernel after start: what SGLang's kernels read before they wait
+    must be at least two kernels old. And every program waits, also one that has
+    nothing to store: what comes after relies on this kernel's end for the end of all
+    before it.
     """
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def load_row(rows_ptr, row, row_stride, mask):
-    """``[32, 16]`` FP32: row ``row`` of BF16 rows ``row_stride`` values apart."""
+    """``[32, 16]`` FP32: row ``row`` of rows that lie ``row_stride`` values apart."""
     row_ptr = rows_ptr + row.to(tl.int64) * row_stride
     return tl.load(row_ptr + row_offsets(), mask=mask, other=0.0).to(tl.float32)
 
@@ -120,8 +121,8 @@ def window_store_kernel(
 ):
     """An un-normed row of the window: norm, RoPE, round, quantize, scatter."""
     row = tl.program_id(0)
-    # Positions are a forward's inputs, and long there: like SGLang's FP8 store, read
-    # them and the rotations while the projection before this may still run.
+    # Positions are a forward's inputs, and long there: read them, like SGLang's FP8
+    # store, while the projection before this may still run. The table is constant.
     position = tl.load(positions_ptr + row).to(tl.int64)
     cosine, sine = load_rotations(freqs_ptr, position)
     wait_for_inputs(PDL)

@@ -43,7 +43,7 @@ def window_plan(positions: torch.Tensor) -> CompressorDecodePlan:
 
 def plan_seq_lens(plan_rows: torch.Tensor) -> torch.Tensor:
     """``[n]`` int32 sequence lengths of ``[n, 16]`` plan rows; -1 is padding."""
-    return _words(plan_rows)[:, 0]
+    return plan_words(plan_rows)[:, 0]
 
 
 def rope_positions(plan_rows: torch.Tensor, compress_ratio: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def source_tokens(
         # Padding of a captured batch may carry a length of 0, which no group has.
         counts = (seq_lens > 0) & (seq_lens % plan.compress_ratio == 0)
         return torch.where(counts, index, -1)
-    ragged_ids = (_words(rows)[:, 1] & _RAGGED_ID_MASK).long()
+    ragged_ids = (plan_words(rows)[:, 1] & _RAGGED_ID_MASK).long()
     return torch.where(seq_lens == _INVALID_SEQ_LEN, -1, ragged_ids)
 
 
@@ -77,7 +77,12 @@ def counted_slots(
     return torch.where(counts[:-1], out_loc, -1)
 
 
-def _words(plan_rows: torch.Tensor) -> torch.Tensor:
+def plan_words(plan_rows: torch.Tensor) -> torch.Tensor:
+    """``[n, 4]`` int32 view of ``[n, 16]`` uint8 plan rows.
+
+    Raises:
+        ValueError: no plan rows.
+    """
     if plan_rows.dtype != torch.uint8 or plan_rows.shape[1:] != (PLAN_ROW_BYTES,):
         raise ValueError(
             f"a compress plan is uint8 [n, {PLAN_ROW_BYTES}], got "

@@ -3,7 +3,7 @@
 ``SGLANG_SM120_NVFP4_STORE`` asks; the fused kernels need a CUDA device, so without
 one the staged stores run, whatever is asked.
 
-In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4_store.py``.
+In-tree: the head of ``sglang/kernels/ops/kvcache/dsv4_nvfp4_store.py``, the kernels below it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def store_compressed_rows(
     Slots of counted rows are unique; nothing is written for the others.
 
     Args:
-        kv: ``[n, 512]`` BF16, one row per plan row, un-normed.
+        kv: ``[n, 512]`` FP32 or BF16, one row per plan row, un-normed.
         plan: ``n`` rows; see :mod:`~sglang_dsv4_nvfp4.store.compress_plan`.
         norm_weight: ``[512]``.
         freq_cis: ``[max_position, 32]`` complex64.

@@ -37,7 +37,7 @@ def finish_rows(
     """Norm and rotate the rows of ``kv`` that the plan counts.
 
     Args:
-        kv: ``[n, 512]`` BF16, one row per plan row.
+        kv: ``[n, 512]`` FP32 or BF16, one row per plan row.
         plan: ``n`` rows; see :mod:`~sglang_dsv4_nvfp4.store.compress_plan`.
         norm_weight: ``[512]``.
         freq_cis: ``[max_position, 32]`` complex64.

@@ -1,7 +1,7 @@
 """The fused stores: one Triton kernel each, no BF16 rows in memory, nothing staged.
 
-Arguments are those of ``dispatch``. The kernels neither synchronize nor allocate, so
-they need no warm-up for CUDA graphs beyond their compilation.
+Arguments are those of ``dispatch``. The kernels neither synchronize nor need scratch, so
+CUDA graphs ask for no warm-up beyond their compilation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import triton
 
 from sglang_dsv4_nvfp4.config import ScaleRule, scale_rule
 from sglang_dsv4_nvfp4.kernels import nvfp4_store
-from sglang_dsv4_nvfp4.layout import check_pages
+from sglang_dsv4_nvfp4.layout import LATENT_DIM, ROPE_DIM, check_pages
 from sglang_dsv4_nvfp4.quantize import check_latent, check_slots
+from sglang_dsv4_nvfp4.store.compress_plan import plan_words
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.attention.dsv4 import (
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # small store's time, and costs more than that where programs come in many waves.
 _PDL_MAJOR = 9
 _PDL_MAX_ROWS = 2048
+# The widest store of the kernels.
+_CACHE_ALIGNMENT = 16
 # `cvt.rn.satfinite.e2m1x2.f32` exists from this compute capability on.
 _NATIVE_E2M1_MAJOR = 10
 
@@ -40,7 +43,7 @@ def append(
 ) -> None:
     check_latent(latent_kv)
     check_slots(slot_mapping)
-    check_pages(cache)
+    _check_cache(cache)
     num_rows = latent_kv.shape[0]
     if num_rows != slot_mapping.shape[0]:
         raise ValueError(
@@ -72,9 +75,10 @@ def store_window_rows(
     slots: torch.Tensor,
     cache: torch.Tensor,
 ) -> None:
-    check_latent(kv)
+    check_latent(kv, "kv")
     check_slots(slots)
-    check_pages(cache)
+    check_slots(positions, "positions")
+    _check_cache(cache)
     num_rows = kv.shape[0]
     if not num_rows == slots.shape[0] == positions.shape[0]:
         raise ValueError(
@@ -86,7 +90,7 @@ def store_window_rows(
     kv = _dense_rows(kv)
     nvfp4_store.window_store_kernel[(num_rows,)](
         kv,
-        kv_weight.contiguous(),
+        _weight(kv_weight, kv.dtype),
         _rotations(freqs_cis),
         positions.contiguous(),
         slots.contiguous(),
@@ -109,19 +113,22 @@ def store_compressed_rows(
     out_loc: torch.Tensor,
     cache: torch.Tensor,
 ) -> None:
-    check_latent(kv)
-    check_slots(out_loc)
-    check_pages(cache)
+    # The compressor computes in FP32, weights and rows alike.
+    check_latent(kv, "kv", (torch.float32, torch.bfloat16))
+    check_slots(out_loc, "out_loc")
+    _check_cache(cache)
     num_rows = kv.shape[0]
     if num_rows == 0:
         return
     if plan[1].shape[0] != num_rows:
         raise ValueError(f"the plan has {plan[1].shape[0]} rows for {num_rows} of kv")
+    if plan.is_decode and out_loc.shape[0] < num_rows:
+        raise ValueError(f"out_loc has {out_loc.shape[0]} slots for {num_rows} rows")
     kv = _dense_rows(kv)
     nvfp4_store.compressed_store_kernel[(num_rows,)](
         kv,
-        plan[1].contiguous().view(torch.int32),
-        norm_weight.contiguous(),
+        plan_words(plan[1]),
+        _weight(norm_weight, kv.dtype),
         _rotations(freq_cis),
         out_loc.contiguous(),
         cache,
@@ -147,8 +154,8 @@ def _launch_options(cache: torch.Tensor, num_rows: int) -> dict:
         # A warp a row: no barrier, and no shared memory.
         num_warps=1,
         INTERPRETED=bool(triton.knobs.runtime.interpret),
-        # A fused multiply-add rounds once where the reference's errors round twice.
-        enable_fp_fusion=not four_over_six,
+        # A fused multiply-add rounds once where the reference rounds twice.
+        enable_fp_fusion=False,
     )
 
 
@@ -160,13 +167,45 @@ def _capability_major(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
+def _check_cache(cache: torch.Tensor) -> None:
+    """Refuse what the kernels cannot address, with a ValueError."""
+    check_pages(cache)
+    if cache.numel() == 0:
+        raise ValueError("cannot store into an empty cache")
+    if cache.data_ptr() % _CACHE_ALIGNMENT or cache.stride(0) % _CACHE_ALIGNMENT:
+        raise ValueError(
+            f"cache pages must start at multiples of {_CACHE_ALIGNMENT} bytes, got "
+            f"address {cache.data_ptr():#x} and page stride {cache.stride(0)}"
+        )
+
+
+def _weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The norm's weight in the rows' dtype, as SGLang's stores take it."""
+    if weight.shape != (LATENT_DIM,):
+        raise ValueError(
+            f"the norm's weight must be [{LATENT_DIM}], got {tuple(weight.shape)}"
+        )
+    return weight.to(dtype).contiguous()
+
+
 def _dense_rows(rows: torch.Tensor) -> torch.Tensor:
     """Rows of neighbouring values that start at a word; the rows may be apart."""
-    if rows.stride(1) == 1 and rows.stride(0) % 2 == 0 and rows.data_ptr() % 4 == 0:
+    row_bytes = rows.stride(0) * rows.element_size()
+    if rows.stride(1) == 1 and row_bytes % 4 == 0 and rows.data_ptr() % 4 == 0:
         return rows
     return rows.contiguous()
 
 
 def _rotations(freqs_cis: torch.Tensor) -> torch.Tensor:
     """``[max_position, 32, 2]`` FP32 view of complex64 rotations."""
-    return torch.view_as_real(freqs_cis.contiguous())
+    if (
+        freqs_cis.dtype != torch.complex64
+        or freqs_cis.shape[1:] != (ROPE_DIM // 2,)
+        or not freqs_cis.is_contiguous()
+    ):
+        raise ValueError(
+            f"freqs_cis must be contiguous complex64 [max_position, {ROPE_DIM // 2}], "
+            f"got {freqs_cis.dtype} {tuple(freqs_cis.shape)} with strides "
+            f"{tuple(freqs_cis.stride())}"
+        )
+    return torch.view_as_real(freqs_cis)

@@ -3,9 +3,6 @@
 One arena for the process: a buffer per cache kind and power-of-two bucket, never
 moved, so that captured graphs replay. The window, c4 and c128 stores can run on
 different streams, hence a key each.
-
-Known gap, by design of the staged path: it costs a BF16 copy of every row. The
-fused stores that remove it are a change of their own.
 """
 
 from __future__ import annotations

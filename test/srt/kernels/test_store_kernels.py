@@ -140,9 +140,13 @@ def test_window_store_of_exact_rows(device, generator, rule):
 
 @pytest.mark.parametrize("ratio", [4, 128])
 @pytest.mark.parametrize("is_decode", [True, False])
-def test_compressed_store_of_exact_rows(device, generator, rule, ratio, is_decode):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_compressed_store_of_exact_rows(
+    device, generator, rule, ratio, is_decode, dtype
+):
     """Group starts differ by the ratio, so their turns come from a table of turns."""
     rows, weight, turns, _, _ = exact_case(device, generator, 12)
+    rows, weight = rows.to(dtype), weight.to(dtype)
     table = turns.repeat(ratio * 4, 1)
     page_size = 64 if ratio == 4 else 2
     if is_decode:
@@ -183,6 +187,30 @@ def test_compressed_store_of_exact_rows(device, generator, rule, ratio, is_decod
     assert torch.equal(actual, expected)
 
 
+def magnitude_rows(magnitudes):
+    """BF16 rows whose groups have these largest values, with smaller ones beside."""
+    groups = torch.zeros(-(-len(magnitudes) // NUM_GROUPS) * NUM_GROUPS, 16)
+    groups[: len(magnitudes), 0] = magnitudes
+    groups[:, 5] = -groups[:, 0] / 2
+    groups[:, 9] = groups[:, 0] / 3
+    rows = torch.zeros(len(groups) // NUM_GROUPS, 512)
+    rows[:, :NOPE_DIM] = groups.view(-1, NOPE_DIM)
+    return rows.bfloat16()
+
+
+def test_append_of_every_magnitude(device, rule):
+    """Every BF16 value as a group's largest; without a GPU, those that are ties of
+    E4M3's smallest scales, which a fused multiply-add would round up."""
+    magnitudes = torch.tensor([0.005859375, 0.029296875, 0.052734375, 0.076171875])
+    if device == "cuda":
+        bits = torch.arange(0x7F80, dtype=torch.int32).to(torch.uint16)
+        magnitudes = bits.view(torch.bfloat16).float()
+    rows = magnitude_rows(magnitudes).to(device)
+    slots = torch.arange(len(rows), device=device)
+    num_slots = -(-len(rows) // 64) * 64
+    assert_appended(rows, slots, rule, num_slots=num_slots)
+
+
 def test_scale_of_every_magnitude():
     """The kernels multiply with the FP32 nearest 1/6, which changes no scale."""
     bits = torch.arange(0x7F81, dtype=torch.int32).to(torch.uint16)
@@ -200,9 +228,18 @@ def test_scale_of_every_magnitude():
         ("slot_mapping", {"slots": torch.zeros(2)}),
         ("slot_mapping", {"slots": torch.zeros(3).int()}),
         ("cache", {"cache": torch.zeros(1, 64, 584, dtype=torch.uint8)}),
+        ("empty cache", {"cache": torch.zeros(0, 64, 384, dtype=torch.uint8)}),
+        (
+            "multiples of 16 bytes",
+            {
+                "cache": torch.zeros(64 * 384 + 8, dtype=torch.uint8)[8:].view(
+                    1, 64, 384
+                )
+            },
+        ),
     ],
 )
-def test_bad_input_is_named_before_a_launch(named, change):
+def test_bad_input_of_the_append_is_named_before_a_launch(named, change):
     made = dict(
         rows=torch.zeros(2, 512).bfloat16(),
         slots=torch.zeros(2).int(),
@@ -211,3 +248,51 @@ def test_bad_input_is_named_before_a_launch(named, change):
     made |= change
     with pytest.raises(ValueError, match=named):
         fused.append(made["rows"], made["slots"], made["cache"])
+
+
+@pytest.mark.parametrize(
+    ("named", "change"),
+    [
+        ("kv must be bfloat16", {"kv": torch.zeros(2, 512)}),
+        ("weight", {"kv_weight": torch.ones(448)}),
+        ("positions", {"positions": torch.zeros(2)}),
+        ("positions", {"positions": torch.zeros(3).long()}),
+        ("freqs_cis", {"freqs_cis": torch.ones(8, 64)}),
+        ("freqs_cis", {"freqs_cis": torch.ones(8, 64, dtype=torch.complex64)[:, ::2]}),
+    ],
+)
+def test_bad_input_of_the_window_store_is_named(named, change):
+    made = dict(
+        kv=torch.zeros(2, 512).bfloat16(),
+        kv_weight=torch.ones(512).bfloat16(),
+        eps=1e-6,
+        freqs_cis=torch.ones(8, 32, dtype=torch.complex64),
+        positions=torch.zeros(2).long(),
+        slots=torch.zeros(2).int(),
+        cache=torch.zeros(1, 64, 384, dtype=torch.uint8),
+    )
+    with pytest.raises(ValueError, match=named):
+        fused.store_window_rows(**{**made, **change})
+
+
+@pytest.mark.parametrize(
+    ("named", "change"),
+    [
+        ("kv must be float32 or bfloat16", {"kv": torch.zeros(2, 512).half()}),
+        ("plan has 3 rows", {"plan": decode_plan(4, [4, 8, 12])}),
+        ("out_loc has 1 slots", {"out_loc": torch.zeros(1).long()}),
+        ("weight", {"norm_weight": torch.ones(511)}),
+    ],
+)
+def test_bad_input_of_the_compressed_store_is_named(named, change):
+    made = dict(
+        kv=torch.zeros(2, 512),
+        plan=decode_plan(4, [4, 8]),
+        norm_weight=torch.ones(512),
+        norm_eps=1e-6,
+        freq_cis=torch.ones(8, 32, dtype=torch.complex64),
+        out_loc=torch.zeros(2).long(),
+        cache=torch.zeros(1, 64, 384, dtype=torch.uint8),
+    )
+    with pytest.raises(ValueError, match=named):
+        fused.store_compressed_rows(**{**made, **change})

@@ -65,9 +65,15 @@ def assert_rows(stored, expected):
         assert ((stored[slot][448:].double() - row[448:]).abs() <= rope_bound).all()
 
 
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def dtype(request):
+    """SGLang's compressor computes in FP32."""
+    return request.param
+
+
 @pytest.fixture
-def weight(device, generator):
-    return (1 + 0.1 * torch.randn(512, generator=generator)).bfloat16().to(device)
+def weight(device, generator, dtype):
+    return (1 + 0.1 * torch.randn(512, generator=generator)).to(device, dtype)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +84,10 @@ def weight(device, generator):
     ],
 )
 def test_decode_rows_that_end_a_group(
-    device, generator, weight, ratio, seq_lens, counting
+    device, generator, weight, dtype, ratio, seq_lens, counting
 ):
     pool, freqs = build_pool(device), rope_table(300).to(device)
-    rows = random_rows(generator, len(seq_lens), device)
+    rows = random_rows(generator, len(seq_lens), device).to(dtype)
     out_loc = torch.tensor([1, 3, 0, 5, 2], device=device)
     store(
         pool, ratio, rows, decode_plan(ratio, seq_lens, device), weight, freqs, out_loc
@@ -94,7 +100,7 @@ def test_decode_rows_that_end_a_group(
 
 
 @pytest.mark.parametrize("ratio", [4, 128])
-def test_prefill_rows_go_by_their_ragged_token(device, generator, weight, ratio):
+def test_prefill_rows_go_by_their_ragged_token(device, generator, weight, dtype, ratio):
     pool, freqs = build_pool(device), rope_table(600).to(device)
     plan_rows = [
         (2 * ratio, 6),
@@ -102,7 +108,7 @@ def test_prefill_rows_go_by_their_ragged_token(device, generator, weight, ratio)
         (ratio, 2),
         (INVALID_SEQ_LEN, 65535),
     ]
-    rows = random_rows(generator, len(plan_rows), device)
+    rows = random_rows(generator, len(plan_rows), device).to(dtype)
     # Eight query tokens; those without a plan row must stay out of the pool.
     out_loc = torch.tensor([1, 2, 3, 4, 5, 0, 2, 1], device=device)
     plan = prefill_plan(ratio, plan_rows, device)
@@ -115,11 +121,11 @@ def test_prefill_rows_go_by_their_ragged_token(device, generator, weight, ratio)
 
 @pytest.mark.parametrize("ratio", [4, 128])
 def test_a_later_batch_does_not_see_an_earlier_ones_rows(
-    device, generator, weight, ratio
+    device, generator, weight, dtype, ratio
 ):
     """Staging is reused: a row left over from the last call must not be stored."""
     pool, freqs = build_pool(device), rope_table(600).to(device)
-    full = random_rows(generator, 4, device)
+    full = random_rows(generator, 4, device).to(dtype)
     everything = prefill_plan(ratio, [(ratio, row) for row in range(4)], device)
     slots = torch.tensor([0, 1, 2, 3], device=device)
     store(pool, ratio, full, everything, weight, freqs, slots)
