@@ -55,6 +55,41 @@ def load_rope(rows_ptr, row, row_stride, mask):
 
 
 @triton.jit
+def norm_rope_store(
+    values,
+    rope,
+    weight_ptr,
+    cosine,
+    sine,
+    eps,
+    slot,
+    valid,
+    cache_ptr,
+    page_stride,
+    PAGE_SIZE: tl.constexpr,
+    FOUR_OVER_SIX: tl.constexpr,
+    NATIVE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Finish an un-normed row and write it to its slot."""
+    values, rope_words = norm_rope_row(
+        values, rope, weight_ptr, cosine, sine, eps, INTERPRETED
+    )
+    store_row(
+        values,
+        rope_words,
+        slot,
+        valid,
+        cache_ptr,
+        page_stride,
+        PAGE_SIZE,
+        FOUR_OVER_SIX,
+        NATIVE,
+        INTERPRETED,
+    )
+
+
+@triton.jit
 def append_kernel(
     rows_ptr,
     slots_ptr,
@@ -128,18 +163,13 @@ def window_store_kernel(
     wait_for_inputs(PDL)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     valid = (slot >= 0) & (slot < num_slots)
-    values, rope_words = norm_rope_row(
+    norm_rope_store(
         load_row(kv_ptr, row, kv_stride, True),
         load_rope(kv_ptr, row, kv_stride, True),
         weight_ptr,
         cosine,
         sine,
         eps,
-        INTERPRETED,
-    )
-    store_row(
-        values,
-        rope_words,
         slot,
         valid,
         cache_ptr,
@@ -189,18 +219,13 @@ def compressed_store_kernel(
     position = tl.where(valid, seq_len - COMPRESS_RATIO, 0).to(tl.int64)
     cosine, sine = load_rotations(freqs_ptr, position)
     wait_for_inputs(PDL)
-    values, rope_words = norm_rope_row(
+    norm_rope_store(
         load_row(kv_ptr, row, kv_stride, valid),
         load_rope(kv_ptr, row, kv_stride, valid),
         weight_ptr,
         cosine,
         sine,
         eps,
-        INTERPRETED,
-    )
-    store_row(
-        values,
-        rope_words,
         slot,
         valid,
         cache_ptr,
