@@ -19,6 +19,8 @@ from sglang_dsv4_nvfp4.config import (
     KVCacheFormat,
     attention_backend,
     kv_cache_format,
+    scale_rule,
+    store_mode,
 )
 
 _PLUGIN_GROUP = "sglang.srt.plugins"
@@ -125,11 +127,13 @@ def _flashinfer_fits() -> Check:
 
 def _backend_serves() -> Check:
     def detail() -> str:
-        return f"the {attention_backend().value} backend would read the pages"
+        return (
+            f"the {attention_backend().value} backend would read the pages, the "
+            f"{store_mode().value} stores write them with scale rule "
+            f"{scale_rule().value}"
+        )
 
-    return _attempt(
-        "backend", detail, "set SGLANG_SM120_FLASHMLA_BACKEND to flashinfer or torch"
-    )
+    return _attempt("backend", detail, "set the variable to one of those values")
 
 
 def _device_serves() -> Check:

@@ -26,7 +26,7 @@ from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     PACKED_FP8_REFUSAL,
     DeepSeekV4NVFP4SingleKVPool,
 )
-from sglang_dsv4_nvfp4.store.dispatch import store_window_rows
+from sglang_dsv4_nvfp4.store.dispatch import prepare, store_window_rows
 from sglang_dsv4_nvfp4.unsupported import refuse, refuse_features
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class DeepSeekV4NVFP4TokenToKVPool(DeepSeekV4TokenToKVPool):
             hicache_storage=get_memory().hicache_storage_backend,
             speculative_algorithm=get_spec().speculative_algorithm,
         )
+        prepare(torch.device(arguments["device"]))
         # The direct layout stores 64-token rows so that FP8 pages need no copy.
         # NVFP4 pages regroup without one, and HiCache needs the logical rows.
         with envs.SGLANG_OPT_SM120_DIRECT_SWA_KV.override(False):

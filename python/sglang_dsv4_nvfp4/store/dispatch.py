@@ -121,6 +121,18 @@ def store_compressed_rows(
     )
 
 
+def prepare(device: torch.device) -> None:
+    """Before the first store on ``device``: see that its stores can be trusted.
+
+    Raises:
+        RuntimeError: the fused kernels do not write the reference's bytes there.
+    """
+    if _stores(device) is not staged:
+        from sglang_dsv4_nvfp4.store.self_check import check_fused_append
+
+        check_fused_append(device)
+
+
 def _stores(device: torch.device) -> ModuleType:
     if store_mode() is StoreMode.FUSED and device.type == "cuda":
         from sglang_dsv4_nvfp4.store import fused

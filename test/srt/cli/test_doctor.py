@@ -81,7 +81,15 @@ def test_a_whitelist_that_leaves_the_plugin_out_is_reported(device, monkeypatch)
     assert findings(doctor.examine())["plugin"]["ok"]
 
 
-def test_an_unserved_backend_is_reported(device, monkeypatch):
-    monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", "triton")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SGLANG_SM120_FLASHMLA_BACKEND", "triton"),
+        ("SGLANG_SM120_NVFP4_STORE", "eager"),
+        ("SGLANG_SM120_NVFP4_SCALE_RULE", "amax8"),
+    ],
+)
+def test_unserved_values_are_reported(device, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
     check = findings(doctor.examine())["backend"]
-    assert not check["ok"] and "triton" in check["detail"]
+    assert not check["ok"] and variable in check["detail"] and value in check["detail"]
