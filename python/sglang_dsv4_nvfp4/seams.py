@@ -319,7 +319,10 @@ def _is_in_force(seam: Seam) -> bool:
         return issubclass(current, hook)
     # SGLang wraps a function in closures over each hook, innermost first.
     while current is not None:
-        if any(cell.cell_contents is hook for cell in current.__closure__ or ()):
+        if any(
+            cell.cell_contents is hook
+            for cell in getattr(current, "__closure__", None) or ()
+        ):
             return True
         current = getattr(current, "__wrapped__", None)
     return False
