@@ -107,10 +107,17 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def write(folder: Path, ceilings: dict, rows: list[dict], **more) -> Path:
-    """Write ``<folder>/<device>.json`` and say where."""
+    """Write the GPU's rows to ``<folder>/<device>.json`` and say where."""
     device = torch.cuda.get_device_name()
     path = folder / f"{re.sub(r'[^a-z0-9]+', '_', device.lower())}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    return write_result(path, device, ceilings, rows, **more)
+
+
+def write_result(
+    path: Path, device: str, ceilings: dict, rows: list[dict], **more
+) -> Path:
+    """Write one result file and say where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "device": device,
         "date": datetime.date.today().isoformat(),

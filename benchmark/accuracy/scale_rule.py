@@ -10,17 +10,18 @@ Runs on a CPU in seconds; prints a table and writes ``scale_rule.json`` to DIR
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import harness
+
 from sglang_dsv4_nvfp4.cli.arms import pack_fp8
 from sglang_dsv4_nvfp4.config import ScaleRule
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, NOPE_DIM, NUM_GROUPS
-from sglang_dsv4_nvfp4.platform import versions
 from sglang_dsv4_nvfp4.quantize import dequantize_rows, quantize_rows
 
 NUM_ROWS = 8192
@@ -92,16 +93,7 @@ def main() -> int:
             f"{row['amax6_rel_error']:.2%}  4over6 {row['4over6_rel_error']:.2%}  "
             f"(saves {row['error_saved']:.1%}; {row['groups_that_take_4']:.0%} of groups)"
         )
-    result = {
-        "device": "cpu",
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "ceilings": {},
-        "rows": rows,
-    }
-    path = args.out / "scale_rule.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {path}")
+    harness.write_result(args.out / "scale_rule.json", "cpu", {}, rows)
     return 0
 
 
