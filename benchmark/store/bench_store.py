@@ -9,11 +9,9 @@ Prints a table and writes ``<device>.json`` to DIR (benchmark/store/results).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,7 +23,7 @@ import harness
 from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
 from sglang_dsv4_nvfp4.cli.pools import build_pool
-from sglang_dsv4_nvfp4.cli.sandbox import hooked_sglang
+from sglang_dsv4_nvfp4.cli.sandbox import environment_scope, hooked_sglang
 from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, ScaleRule
 
 TOKENS = (1, 8, 64, 256, 1024, 4096, 16384, 32768)
@@ -221,7 +219,7 @@ class Bench:
             fused.append(made["rows"], made["slots"], cache)
 
         def four_over_six(made: dict) -> None:
-            with _scale_rule(ScaleRule.FOUR_OVER_SIX):
+            with environment_scope(SCALE_RULE_ENV, ScaleRule.FOUR_OVER_SIX.value):
                 unique(made)
 
         us = _time(self.inputs(tokens), unique, settled, four_over_six)
@@ -276,16 +274,6 @@ def _time(sets: list[dict], *arms: Callable[[dict], None]) -> dict:
     """Median microseconds of each arm over the input sets."""
     runs = {arm: [functools.partial(arm, made) for made in sets] for arm in arms}
     return harness.time_arms(runs)
-
-
-@contextlib.contextmanager
-def _scale_rule(rule: ScaleRule) -> Iterator[None]:
-    previous = os.environ.get(SCALE_RULE_ENV, "")
-    os.environ[SCALE_RULE_ENV] = rule.value
-    try:
-        yield
-    finally:
-        os.environ[SCALE_RULE_ENV] = previous
 
 
 def _full_plan(ratio: int, positions: torch.Tensor, is_decode: bool):

@@ -69,11 +69,7 @@ def quantize_append(
     check_latent(latent_kv)
     check_pages(cache)
     check_slots(slot_mapping)
-    if latent_kv.shape[0] != slot_mapping.shape[0]:
-        raise ValueError(
-            f"latent_kv has {latent_kv.shape[0]} rows for the "
-            f"{slot_mapping.shape[0]} slots of slot_mapping"
-        )
+    check_slot_per_row(latent_kv, slot_mapping)
     num_pages, page_size, _ = cache.shape
     if latent_kv.shape[0] == 0:
         return
@@ -274,6 +270,15 @@ def check_slots(slots: torch.Tensor, name: str = "slot_mapping") -> None:
         raise ValueError(
             f"{name} must be one-dimensional int32 or int64, got {slots.dtype} "
             f"{tuple(slots.shape)}"
+        )
+
+
+def check_slot_per_row(latent_kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Refuse an append that has not one slot for each row, with a ValueError."""
+    if latent_kv.shape[0] != slot_mapping.shape[0]:
+        raise ValueError(
+            f"latent_kv has {latent_kv.shape[0]} rows for the "
+            f"{slot_mapping.shape[0]} slots of slot_mapping"
         )
 
 

@@ -21,15 +21,22 @@ from sglang_dsv4_nvfp4.config import (
 @contextmanager
 def kv_cache_format_scope(kv_format: KVCacheFormat) -> Iterator[None]:
     """Ask for a format in this process, as the user's environment would."""
-    previous = os.environ.get(KV_CACHE_FORMAT_ENV)
-    os.environ[KV_CACHE_FORMAT_ENV] = kv_format.value
+    with environment_scope(KV_CACHE_FORMAT_ENV, kv_format.value):
+        yield
+
+
+@contextmanager
+def environment_scope(variable: str, value: str) -> Iterator[None]:
+    """Set one environment variable, and leave it afterwards as it was."""
+    previous = os.environ.get(variable)
+    os.environ[variable] = value
     try:
         yield
     finally:
         if previous is None:
-            del os.environ[KV_CACHE_FORMAT_ENV]
+            del os.environ[variable]
         else:
-            os.environ[KV_CACHE_FORMAT_ENV] = previous
+            os.environ[variable] = previous
 
 
 @contextmanager

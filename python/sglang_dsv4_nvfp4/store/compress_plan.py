@@ -41,28 +41,23 @@ def window_plan(positions: torch.Tensor) -> CompressorDecodePlan:
     return CompressorDecodePlan(1, words.view(torch.uint8))
 
 
-def plan_seq_lens(plan_rows: torch.Tensor) -> torch.Tensor:
-    """``[n]`` int32 sequence lengths of ``[n, 16]`` plan rows; -1 is padding."""
-    return plan_words(plan_rows)[:, 0]
-
-
 def rope_positions(plan_rows: torch.Tensor, compress_ratio: int) -> torch.Tensor:
     """``[n]`` int64: the first position of each group, 0 for rows without one."""
-    return (plan_seq_lens(plan_rows).long() - compress_ratio).clamp(min=0)
+    return (plan_words(plan_rows)[:, 0].long() - compress_ratio).clamp(min=0)
 
 
 def source_tokens(
     plan: CompressorDecodePlan | CompressorPrefillPlan,
 ) -> torch.Tensor:
     """``[n]`` int64: each plan row's entry in ``out_loc``, -1 if it does not count."""
-    rows = plan[1]
-    seq_lens = plan_seq_lens(rows)
+    words = plan_words(plan[1])
+    seq_lens = words[:, 0]
     if plan.is_decode:
-        index = torch.arange(rows.shape[0], device=rows.device)
+        index = torch.arange(words.shape[0], device=words.device)
         # Padding of a captured batch may carry a length of 0, which no group has.
         counts = (seq_lens > 0) & (seq_lens % plan.compress_ratio == 0)
         return torch.where(counts, index, -1)
-    ragged_ids = (plan_words(rows)[:, 1] & _RAGGED_ID_MASK).long()
+    ragged_ids = (words[:, 1] & _RAGGED_ID_MASK).long()
     return torch.where(seq_lens == _INVALID_SEQ_LEN, -1, ragged_ids)
 
 

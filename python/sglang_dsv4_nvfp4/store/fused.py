@@ -15,7 +15,7 @@ import triton
 from sglang_dsv4_nvfp4.config import ScaleRule, scale_rule
 from sglang_dsv4_nvfp4.kernels import nvfp4_store
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, ROPE_DIM, check_pages
-from sglang_dsv4_nvfp4.quantize import check_latent, check_slots
+from sglang_dsv4_nvfp4.quantize import check_latent, check_slot_per_row, check_slots
 from sglang_dsv4_nvfp4.store.compress_plan import plan_words
 
 if TYPE_CHECKING:
@@ -44,12 +44,8 @@ def append(
     check_latent(latent_kv)
     check_slots(slot_mapping)
     _check_cache(cache)
+    check_slot_per_row(latent_kv, slot_mapping)
     num_rows = latent_kv.shape[0]
-    if num_rows != slot_mapping.shape[0]:
-        raise ValueError(
-            f"latent_kv has {num_rows} rows for the {slot_mapping.shape[0]} slots of "
-            "slot_mapping"
-        )
     if num_rows == 0:
         return
     latent_kv = _dense_rows(latent_kv)
