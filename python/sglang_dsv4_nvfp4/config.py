@@ -14,6 +14,9 @@ import os
 KV_CACHE_FORMAT_ENV = "SGLANG_SM120_KV_CACHE_FORMAT"
 # SGLang's own variable; the NVFP4 branch follows it.
 FLASHMLA_BACKEND_ENV = "SGLANG_SM120_FLASHMLA_BACKEND"
+KERNEL_ENV = "SGLANG_SM120_NVFP4_KERNEL"
+PROFILE_ENV = "SGLANG_SM120_NVFP4_PROFILE"
+CHECK_INDICES_ENV = "SGLANG_SM120_NVFP4_CHECK_INDICES"
 STORE_MODE_ENV = "SGLANG_SM120_NVFP4_STORE"
 SCALE_RULE_ENV = "SGLANG_SM120_NVFP4_SCALE_RULE"
 
@@ -33,9 +36,36 @@ class ScaleRule(enum.StrEnum):
     FOUR_OVER_SIX = "4over6"
 
 
-class AttentionBackend(enum.StrEnum):
-    FLASHINFER = "flashinfer"
+class Kernel(enum.StrEnum):
+    """What reads NVFP4 pages.
+
+    SPARSE and CAKE are FlashInfer's two families of SM120 kernels, TRITON and TORCH this
+    package's. AUTO takes what is measured, or known, to be fastest.
+    """
+
+    AUTO = "auto"
+    SPARSE = "sparse"
+    CAKE = "cake"
+    TRITON = "triton"
     TORCH = "torch"
+
+
+class _Flag(enum.StrEnum):
+    OFF = "0"
+    ON = "1"
+
+
+class _FlashMLABackend(enum.StrEnum):
+    FLASHINFER = "flashinfer"
+    TRITON = "triton"
+    TORCH = "torch"
+
+
+_KERNEL_OF_BACKEND = {
+    _FlashMLABackend.FLASHINFER: Kernel.AUTO,
+    _FlashMLABackend.TRITON: Kernel.TRITON,
+    _FlashMLABackend.TORCH: Kernel.TORCH,
+}
 
 
 def kv_cache_format() -> KVCacheFormat:
@@ -47,14 +77,33 @@ def kv_cache_format() -> KVCacheFormat:
     return _parse_format(os.environ.get(KV_CACHE_FORMAT_ENV, ""))
 
 
-def attention_backend() -> AttentionBackend:
-    """The backend that reads NVFP4 pages; ``flashinfer`` when unset.
+def kernel() -> Kernel:
+    """What reads NVFP4 pages.
+
+    ``SGLANG_SM120_NVFP4_KERNEL``; unset, SGLang's ``SGLANG_SM120_FLASHMLA_BACKEND``
+    decides, whose ``flashinfer`` means ``auto``.
 
     Raises:
-        ValueError: ``SGLANG_SM120_FLASHMLA_BACKEND`` names a backend that cannot
-            read NVFP4 pages.
+        ValueError: one of them has a value that is unknown.
     """
-    return _parse_backend(os.environ.get(FLASHMLA_BACKEND_ENV, ""))
+    chosen = os.environ.get(KERNEL_ENV, "")
+    if chosen.strip():
+        return _parse_kernel(chosen)
+    return _KERNEL_OF_BACKEND[_parse_backend(os.environ.get(FLASHMLA_BACKEND_ENV, ""))]
+
+
+def profile_path() -> str | None:
+    """Where the measured kernel profile is asked to be; None for the usual place."""
+    return os.environ.get(PROFILE_ENV, "").strip() or None
+
+
+def checks_indices() -> bool:
+    """Whether each call's slots are checked against the pool. It synchronizes.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    return bool(int(_parse_flag(os.environ.get(CHECK_INDICES_ENV, ""))))
 
 
 def store_mode() -> StoreMode:
@@ -91,13 +140,18 @@ def _parse_format(value: str) -> KVCacheFormat:
 
 
 @functools.cache
-def _parse_backend(value: str) -> AttentionBackend:
-    try:
-        return _parse(FLASHMLA_BACKEND_ENV, value, AttentionBackend.FLASHINFER)
-    except ValueError as error:
-        raise ValueError(
-            f"{error} with {KV_CACHE_FORMAT_ENV}={KVCacheFormat.NVFP4.value}"
-        ) from None
+def _parse_kernel(value: str) -> Kernel:
+    return _parse(KERNEL_ENV, value, Kernel.AUTO)
+
+
+@functools.cache
+def _parse_backend(value: str) -> _FlashMLABackend:
+    return _parse(FLASHMLA_BACKEND_ENV, value, _FlashMLABackend.FLASHINFER)
+
+
+@functools.cache
+def _parse_flag(value: str) -> _Flag:
+    return _parse(CHECK_INDICES_ENV, value, _Flag.OFF)
 
 
 def _parse(variable: str, value: str, default: enum.Enum) -> enum.Enum:

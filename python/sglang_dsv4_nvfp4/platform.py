@@ -13,15 +13,23 @@ from sglang_dsv4_nvfp4 import __version__, signatures
 from sglang_dsv4_nvfp4.config import (
     KV_CACHE_FORMAT_ENV,
     KVCacheFormat,
-    attention_backend,
+    checks_indices,
+    kernel,
     kv_cache_format,
     scale_rule,
     store_mode,
 )
 
 _MLA = "flashinfer.mla"
+_CAKE = f"{_MLA}.cake_sparse_mla_sm120_dsv4_nvfp4"
 _NVFP4_MLA = "flashinfer.mla._sparse_mla_sm120._dsv4_nvfp4"
 _NVFP4_POLICY = "flashinfer.mla._sparse_mla_sm120._dsv4_nvfp4_policy"
+
+_CAKE_TENSORS = (
+    "q, kv_cache, indices, output, out_lse, sm_scale, *, topk_length=, attn_sink=, "
+    "extra_kv_cache=, extra_indices=, extra_topk_length="
+)
+_CAKE_SHAPE = "*, num_tokens, num_heads, topk, extra_topk="
 
 # Every FlashInfer function that this package calls, as flashinfer_python 0.7.2
 # has it. The planner and the allocation-free op are private there, so a new
@@ -40,6 +48,17 @@ FLASHINFER_ENTRY_POINTS: dict[str, str] = {
         "extra_page_size=, has_topk_length=, has_extra_topk_length=, has_attn_sink=, "
         "page_stride_bytes=, extra_page_stride_bytes=)"
     ),
+    f"{_CAKE}_decode": (
+        f"({_CAKE_TENSORS}, mid_out=, mid_lse=, lse_scale=, num_splits=, max_splits=, "
+        "head_tiles=)"
+    ),
+    f"{_CAKE}_prefill": f"({_CAKE_TENSORS}, lse_scale=, head_tiles=)",
+    f"{_CAKE}_select_kernel": f"({_CAKE_SHAPE}, num_sms)",
+    f"{_CAKE}_plan_prefill": f"({_CAKE_SHAPE}, num_sms)",
+    f"{_CAKE}_plan_head_tiles": f"({_CAKE_SHAPE}, num_sms)",
+    f"{_CAKE}_plan_splits": f"({_CAKE_SHAPE}, num_sms, max_splits=, head_tiles=)",
+    f"{_CAKE}_prefill_head_tiles": "(num_heads)",
+    f"{_CAKE}_supported_heads": "()",
 }
 
 _DISTRIBUTIONS = (
@@ -83,6 +102,13 @@ def describe_device() -> str:
     return f"{name} (SM{major}{minor}, CUDA {torch.version.cuda})"
 
 
+def device_name() -> str:
+    """The CUDA device of this process by name, or ``cpu``."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 def require_nvfp4_support() -> None:
     """Refuse a process that asks for NVFP4 and cannot serve it.
 
@@ -91,7 +117,8 @@ def require_nvfp4_support() -> None:
         RuntimeError: the installed FlashInfer does not fit.
     """
     is_nvfp4_kv_cache()
-    attention_backend()
+    kernel()
+    checks_indices()
     store_mode()
     scale_rule()
     problems = flashinfer_problems()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from sglang_dsv4_nvfp4.config import (
     KV_CACHE_FORMAT_ENV,
-    AttentionBackend,
+    Kernel,
     KVCacheFormat,
-    attention_backend,
+    kernel,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def refuse_features(
     """
     from sglang.srt.layers.attention.dsv4.unified_kv_gate import is_unified_kv_triton
 
-    backend = attention_backend()
     refuse(
         ("HiSparse (--enable-hisparse)", hisparse),
         (
@@ -72,10 +71,10 @@ def refuse_features(
             hicache_storage is not None,
         ),
         (
-            f"--speculative-algorithm DSPARK with the {backend.value} backend (its "
-            "draft attends to windows that FlashInfer's kernels do not serve)",
+            "--speculative-algorithm DSPARK with the sparse kernel (its draft attends to "
+            "windows that only the other kernels serve)",
             (speculative_algorithm or "").upper() == "DSPARK"
-            and backend is AttentionBackend.FLASHINFER,
+            and kernel() is Kernel.SPARSE,
         ),
     )
 
@@ -132,9 +131,9 @@ def _warn_of_attention_tp(cfg, hf_config) -> None:
     if attn_tp_size > 1:
         logger.warning(
             "NVFP4 KV cache with attention TP %d: %d heads a rank, read by the %s "
-            "backend. NVFP4 gains most at attention TP 1 (--enable-dp-attention or "
+            "kernel. NVFP4 gains most at attention TP 1 (--enable-dp-attention or "
             "prefill CP)",
             attn_tp_size,
             hf_config.num_attention_heads // attn_tp_size,
-            attention_backend().value,
+            kernel().value,
         )

@@ -3,13 +3,23 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 _UNSET = (
     "SGLANG_SM120_KV_CACHE_FORMAT",
     "SGLANG_SM120_FLASHMLA_BACKEND",
+    "SGLANG_SM120_NVFP4_KERNEL",
+    "SGLANG_SM120_NVFP4_PROFILE",
+    "SGLANG_SM120_NVFP4_CHECK_INDICES",
     "SGLANG_PLUGINS",
     "TRITON_INTERPRET",
 )
+
+
+def run_support(name):
+    """One of this folder's programs, in a fresh interpreter."""
+    folder = Path(__file__).parent
+    return run_python(str(folder / name), PYTHONPATH=str(folder.parent))
 
 
 def run_python(*arguments, stdin=None, **environment):

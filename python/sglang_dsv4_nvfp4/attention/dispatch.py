@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import torch
 
-from sglang_dsv4_nvfp4.attention import flashinfer_backend, torch_backend
-from sglang_dsv4_nvfp4.attention.inputs import make_inputs
-from sglang_dsv4_nvfp4.config import AttentionBackend, attention_backend
+from sglang_dsv4_nvfp4.attention import (
+    flashinfer_backend,
+    torch_backend,
+    triton_backend,
+)
+from sglang_dsv4_nvfp4.attention.decision import Decision
+from sglang_dsv4_nvfp4.attention.inputs import SparseMLAInputs, make_inputs
+from sglang_dsv4_nvfp4.attention.planner import Planner
+from sglang_dsv4_nvfp4.config import Kernel, kernel
 from sglang_dsv4_nvfp4.layout import LATENT_DIM
 
-_BACKENDS = {
-    AttentionBackend.FLASHINFER: flashinfer_backend.sparse_mla,
-    AttentionBackend.TORCH: torch_backend.sparse_mla,
-}
+planner = Planner()
 
 
 def flash_mla_with_nvfp4_kvcache(
@@ -47,11 +50,12 @@ def flash_mla_with_nvfp4_kvcache(
 
     Returns:
         ``[tokens, 1, heads, 512]`` BF16 output, zero where nothing is valid; and
-        the natural-log LSE without the sink, ``[tokens, heads, 1]`` FP32, -inf
-        there.
+        the natural-log LSE, ``[tokens, heads, 1]`` FP32, -inf there. It is without
+        the sink, but FlashInfer's kernels count it; SGLang does not read it.
 
     Raises:
         ValueError: an argument does not fit, or no kernel serves the shape.
+        RuntimeError: the shape was not warmed up before CUDA graph capture.
     """
     if head_dim_v != LATENT_DIM:
         raise ValueError(f"head_dim_v must be {LATENT_DIM}, got {head_dim_v}")
@@ -68,7 +72,24 @@ def flash_mla_with_nvfp4_kvcache(
     )
     num_tokens, num_heads, _ = inputs.q.shape
     if num_tokens == 0:
-        # An idle rank of DP attention; FlashInfer's planner takes no empty batch.
+        # An idle rank of DP attention; no kernel takes an empty batch.
         return q.new_empty(q.shape), q.new_empty((0, num_heads, 1), dtype=torch.float32)
-    output, lse = _BACKENDS[attention_backend()](inputs)
+    decision = planner.plan(inputs.shape, inputs.q.device, kernel())
+    output, lse = launch(inputs, decision)
     return output.unsqueeze(1), lse.unsqueeze(-1)
+
+
+def launch(
+    inputs: SparseMLAInputs, decision: Decision
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run ``decision``: ``[tokens, heads, 512]`` BF16 and ``[tokens, heads]`` FP32."""
+    match decision.kernel:
+        case Kernel.SPARSE:
+            return flashinfer_backend.sparse_mla(inputs, decision)
+        case Kernel.CAKE:
+            return flashinfer_backend.cake_mla(inputs, decision)
+        case Kernel.TRITON:
+            return triton_backend.triton_mla(inputs, decision)
+        case Kernel.TORCH:
+            return torch_backend.torch_mla(inputs)
+    raise ValueError(f"a decision names a kernel, got {decision}")

@@ -1,9 +1,14 @@
-"""Sparse MLA by FlashInfer's SM120 kernels, through their allocation-free op.
+"""Sparse MLA by FlashInfer's SM120 kernels, in memory that is ours.
 
-FlashInfer's wrapper class would do all of this, but it grows scratch in place and
-keeps one LSE buffer per distinct shape for ever; a captured graph needs memory that
-stays, and a server needs memory that is bounded. So scratch, LSE and decisions are
-ours. In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+FlashInfer has two families. "sparse" are hand-written: split-K decode and streaming
+prefill, for main top-k 128 and 512 and a few page sizes. "cake" take any page size and
+any top-k, and have a prefill kernel per head count. FlashInfer's wrapper class would
+call both, but it grows scratch in place and keeps one LSE buffer per distinct shape for
+ever; a captured graph needs memory that stays, and a server needs memory that is bounded.
+So scratch, LSE and decisions are ours. In-tree: part of
+``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+
+Both families count the sink in their LSE, unlike this package's other backends.
 
 Nobody on this project has an SM120 card: what holds this module are the contract
 tests against the installed FlashInfer, and its users.
@@ -11,50 +16,50 @@ tests against the installed FlashInfer, and its users.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 
-from sglang_dsv4_nvfp4.arena import Arena
+from sglang_dsv4_nvfp4.attention import scratch
+from sglang_dsv4_nvfp4.attention.decision import (
+    DECODE_MAX_TOKENS,
+    Decision,
+    Phase,
+)
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
-from sglang_dsv4_nvfp4.attention.planner import Planner
-from sglang_dsv4_nvfp4.layout import LATENT_DIM
+from sglang_dsv4_nvfp4.config import Kernel
 
-# Candidates that one split of the decode kernel covers.
-_SPLIT_WIDTH = 64
+# Candidates that one chunk of either family covers.
+CHUNK_WIDTH = 64
 # FlashInfer's LSE is base 2.
 _LSE_SCALE = math.log(2)
+# "cake" indexes its partial results' rows, of 512 values, with 32-bit integers.
+_CAKE_MAX_PARTIAL_ROWS = 2**31 // 512
+# Candidate chunks that one block of a "cake" kernel holds.
+_CAKE_MAX_CHUNKS = 16
+# RTX PRO 6000 Blackwell's, for asking "cake" what it would do where there is no GPU.
+SM_COUNT_WITHOUT_DEVICE = 188
 
-planner = Planner()
-# A c128 layer at a context of a million tokens has 131 splits: half a GiB of partial
-# results at 64 tokens and 64 heads, where a power of two would waste as much again.
-scratch = Arena("NVFP4 attention scratch", buckets_per_octave=4)
 
-
-def sparse_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plan and launch.
+def sparse_mla(
+    inputs: SparseMLAInputs, decision: Decision
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the "sparse" kernel that ``decision`` names.
 
     Returns:
         ``[tokens, heads, 512]`` BF16 output and ``[tokens, heads]`` FP32 natural-log
-        LSE. The LSE is scratch: it holds until the next call.
-
-    Raises:
-        ValueError: no kernel serves the shape.
-        RuntimeError: the shape was not warmed up before CUDA graph capture.
+        LSE, which is scratch: it holds until the next call.
     """
     from flashinfer.mla._sparse_mla_sm120._dsv4_nvfp4 import (
         _sparse_mla_nvfp4_sm120_paged_attention,
     )
 
-    q = inputs.q.contiguous()
-    decision = planner.plan(inputs.shape, q.device)
-    num_tokens, num_heads, _ = q.shape
-    lse = scratch.take("lse", (num_tokens, num_heads), torch.float32, q.device)
+    q, output, lse = _query_and_results(inputs)
     mid_out = mid_lse = None
-    if not decision.use_prefill:
-        mid_out, mid_lse = _split_scratch(inputs.shape, q.device)
-    output = torch.empty_like(q)
-    extra = inputs.extra
+    if decision.phase is Phase.DECODE:
+        rows = (q.shape[0], q.shape[1], num_chunks(inputs.shape))
+        mid_out, mid_lse = scratch.take_partials(rows, q.device)
     _sparse_mla_nvfp4_sm120_paged_attention(
         q,
         inputs.main.cache,
@@ -62,34 +67,155 @@ def sparse_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
         output,
         lse,
         inputs.softmax_scale,
+        mid_out=mid_out,
+        mid_lse=mid_lse,
+        use_prefill=decision.phase is Phase.PREFILL,
+        chunks_per_block_override=decision.chunks,
+        lse_scale=_LSE_SCALE,
+        **_optional(inputs),
+    )
+    return output, lse
+
+
+def cake_mla(
+    inputs: SparseMLAInputs, decision: Decision
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the "cake" kernel that ``decision`` names; results as :func:`sparse_mla`."""
+    from flashinfer.mla import (
+        cake_sparse_mla_sm120_dsv4_nvfp4_decode,
+        cake_sparse_mla_sm120_dsv4_nvfp4_prefill,
+    )
+
+    q, output, lse = _query_and_results(inputs)
+    arguments = (
+        q,
+        inputs.main.cache,
+        inputs.main.indices.contiguous(),
+        output,
+        lse,
+        inputs.softmax_scale,
+    )
+    common = dict(
+        lse_scale=_LSE_SCALE, head_tiles=decision.head_tiles, **_optional(inputs)
+    )
+    if decision.phase is Phase.PREFILL:
+        cake_sparse_mla_sm120_dsv4_nvfp4_prefill(*arguments, **common)
+        return output, lse
+    mid_out = mid_lse = None
+    if decision.chunks > 1:
+        rows = (q.shape[0], q.shape[1], decision.chunks)
+        mid_out, mid_lse = scratch.take_partials(rows, q.device)
+    cake_sparse_mla_sm120_dsv4_nvfp4_decode(
+        *arguments,
+        mid_out=mid_out,
+        mid_lse=mid_lse,
+        num_splits=decision.chunks,
+        **common,
+    )
+    return output, lse
+
+
+def sparse_decisions(shape: AttentionShape, device: torch.device) -> list[Decision]:
+    """The "sparse" kernel that FlashInfer's planner gives the shape, if any serves it."""
+    from flashinfer.mla._sparse_mla_sm120._dsv4_nvfp4_policy import (
+        NVFP4KernelVariant,
+        plan_nvfp4_sparse_mla_sm120,
+    )
+
+    planned = plan_nvfp4_sparse_mla_sm120(
+        num_tokens=shape.num_tokens,
+        num_heads=shape.num_heads,
+        topk=shape.topk,
+        primary_page_size=shape.page_size,
+        device=device,
+        extra_topk=shape.extra_topk,
+        extra_page_size=shape.extra_page_size,
+        has_topk_length=shape.has_topk_length,
+        has_extra_topk_length=shape.has_extra_topk_length,
+        has_attn_sink=shape.has_attn_sink,
+    )
+    if planned is None:
+        return []
+    if planned.variant is NVFP4KernelVariant.PREFILL_STREAMING:
+        decisions = [Decision(Kernel.SPARSE, Phase.PREFILL, planned.cpb)]
+    else:
+        decisions = [Decision(Kernel.SPARSE, Phase.DECODE, planned.cpb)]
+        # At the boundary the streaming kernel may serve as well.
+        if shape.num_tokens == DECODE_MAX_TOKENS:
+            decisions.append(Decision(Kernel.SPARSE, Phase.PREFILL, 0))
+    return decisions
+
+
+def cake_decisions(shape: AttentionShape, device: torch.device) -> list[Decision]:
+    """The "cake" kernels that serve the shape, FlashInfer's own choice first."""
+    from flashinfer import mla
+
+    sm_count = _sm_count(device)
+    widths = dict(topk=shape.topk, extra_topk=shape.extra_topk)
+    asked = dict(
+        num_tokens=shape.num_tokens,
+        num_heads=shape.num_heads,
+        num_sms=sm_count,
+        **widths,
+    )
+    decisions = []
+    if (
+        mla.cake_sparse_mla_sm120_dsv4_nvfp4_prefill_head_tiles(shape.num_heads)
+        and num_chunks(shape) <= _CAKE_MAX_CHUNKS
+    ):
+        tiles = mla.cake_sparse_mla_sm120_dsv4_nvfp4_plan_prefill(**asked)
+        decisions.append(Decision(Kernel.CAKE, Phase.PREFILL, head_tiles=tiles))
+    if shape.num_heads in mla.cake_sparse_mla_sm120_dsv4_nvfp4_supported_heads():
+        tiles = mla.cake_sparse_mla_sm120_dsv4_nvfp4_plan_head_tiles(**asked)
+        splits = _cake_splits(asked, tiles, num_chunks(shape))
+        rows = shape.num_tokens * shape.num_heads * splits
+        if rows <= _CAKE_MAX_PARTIAL_ROWS:
+            decisions.append(Decision(Kernel.CAKE, Phase.DECODE, splits, tiles))
+    preferred = mla.cake_sparse_mla_sm120_dsv4_nvfp4_select_kernel(**asked)
+    return sorted(decisions, key=lambda decision: decision.phase != preferred)
+
+
+def num_chunks(shape: AttentionShape) -> int:
+    """Chunks of 64 candidates; the two caches do not share one."""
+    return math.ceil(shape.topk / CHUNK_WIDTH) + math.ceil(
+        shape.extra_topk / CHUNK_WIDTH
+    )
+
+
+def _cake_splits(asked: dict, head_tiles: int, chunks: int) -> int:
+    from flashinfer import mla
+
+    # FlashInfer refuses what its default of 16 splits cannot cover; more splits can.
+    max_splits = max(16, math.ceil(chunks / _CAKE_MAX_CHUNKS))
+    splits, _ = mla.cake_sparse_mla_sm120_dsv4_nvfp4_plan_splits(
+        **asked, max_splits=max_splits, head_tiles=head_tiles
+    )
+    return splits
+
+
+@functools.cache
+def _sm_count(device: torch.device) -> int:
+    if device.type != "cuda":
+        return SM_COUNT_WITHOUT_DEVICE
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _query_and_results(
+    inputs: SparseMLAInputs,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = inputs.q.contiguous()
+    return q, torch.empty_like(q), scratch.take_lse(q.shape[0], q.shape[1], q.device)
+
+
+def _optional(inputs: SparseMLAInputs) -> dict[str, torch.Tensor | None]:
+    extra = inputs.extra
+    return dict(
         topk_length=_contiguous(inputs.main.lengths),
         attn_sink=_contiguous(inputs.attn_sink),
         extra_kv_cache=extra.cache if extra else None,
         extra_indices=extra.indices.contiguous() if extra else None,
         extra_topk_length=_contiguous(extra.lengths) if extra else None,
-        mid_out=mid_out,
-        mid_lse=mid_lse,
-        use_prefill=decision.use_prefill,
-        chunks_per_block_override=decision.chunks_per_block,
-        lse_scale=_LSE_SCALE,
     )
-    return output, lse
-
-
-def num_splits(shape: AttentionShape) -> int:
-    """Partial results a query and head has in the decode kernel."""
-    return math.ceil(shape.topk / _SPLIT_WIDTH) + math.ceil(
-        shape.extra_topk / _SPLIT_WIDTH
-    )
-
-
-def _split_scratch(
-    shape: AttentionShape, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = (shape.num_tokens, shape.num_heads, num_splits(shape))
-    mid_out = scratch.take("mid_out", (*rows, LATENT_DIM), torch.bfloat16, device)
-    mid_lse = scratch.take("mid_lse", rows, torch.float32, device)
-    return mid_out, mid_lse
 
 
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:

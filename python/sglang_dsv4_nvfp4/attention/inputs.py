@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from sglang_dsv4_nvfp4.arena import is_capturing
+from sglang_dsv4_nvfp4.config import CHECK_INDICES_ENV, checks_indices
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM, kernel_view
 
 
@@ -104,7 +106,9 @@ def make_inputs(
         softmax_scale: None for ``512 ** -0.5``.
 
     Raises:
-        ValueError: naming the argument that does not fit.
+        ValueError: naming the argument that does not fit. Slots past the pool are
+            looked for only if ``SGLANG_SM120_NVFP4_CHECK_INDICES`` is 1, and outside
+            of CUDA graph capture: the check synchronizes.
     """
     if q.ndim != 4 or q.shape[1] != 1 or q.shape[3] != LATENT_DIM:
         raise ValueError(
@@ -119,6 +123,16 @@ def make_inputs(
         )
     if extra_topk_length is not None and extra_indices is None:
         raise ValueError("extra_topk_length needs extra_indices_in_kvcache")
+    _check_devices(
+        q.device,
+        k_cache=k_cache,
+        indices=indices,
+        topk_length=topk_length,
+        attn_sink=attn_sink,
+        extra_k_cache=extra_k_cache,
+        extra_indices_in_kvcache=extra_indices,
+        extra_topk_length=extra_topk_length,
+    )
     if attn_sink is not None and (
         attn_sink.dtype != torch.float32 or attn_sink.shape != (num_heads,)
     ):
@@ -170,6 +184,33 @@ def _candidates(
             f"{prefix}topk_length must be int32 [{num_tokens}], got {lengths.dtype} "
             f"{tuple(lengths.shape)}"
         )
-    return CandidateSet(
-        cache=kernel_view(k_cache, k_cache.shape[1]), indices=indices, lengths=lengths
-    )
+    cache = kernel_view(k_cache, k_cache.shape[1])
+    if checks_indices() and not is_capturing(indices.device):
+        _check_slots(f"{prefix}indices", indices, lengths, cache)
+    return CandidateSet(cache=cache, indices=indices, lengths=lengths)
+
+
+def _check_devices(device: torch.device, **tensors: torch.Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, but q on {device}")
+
+
+def _check_slots(
+    name: str,
+    indices: torch.Tensor,
+    lengths: torch.Tensor | None,
+    cache: torch.Tensor,
+) -> None:
+    """Refuse slots past the pool among the indices that count."""
+    num_slots = cache.shape[0] * cache.shape[1]
+    past = indices >= num_slots
+    if lengths is not None:
+        position = torch.arange(indices.shape[1], device=indices.device)
+        past &= position < lengths[:, None]
+    if past.any():
+        token, place = past.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{token}, {place}] is slot {int(indices[token, place])}, past the "
+            f"pool's {num_slots} ({CHECK_INDICES_ENV}=1)"
+        )

@@ -17,7 +17,7 @@ from sglang_dsv4_nvfp4.quantize import dequantize
 _MAX_GATHERED_VALUES = 16 << 20
 
 
-def sparse_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
+def torch_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend in FP32 over the dequantized latents.
 
     Returns:

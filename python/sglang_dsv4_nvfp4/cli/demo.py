@@ -6,12 +6,12 @@ needed. Every figure it prints is computed in the run.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
-from pathlib import Path
 
 from sglang_dsv4_nvfp4.cli.sandbox import hooked_sglang, kv_cache_format_scope
-from sglang_dsv4_nvfp4.config import KVCacheFormat, attention_backend
+from sglang_dsv4_nvfp4.config import KVCacheFormat, kernel
 
 PROMPT_LENS = (700, 260, 131)
 DECODE_STEPS = 4
@@ -24,16 +24,16 @@ MAX_RUNNING_REQUESTS = 64
 _LAYER_NAMES = {0: "window only", 4: "window + c4", 128: "window + c128"}
 
 
-def run(json_path: Path | None) -> int:
-    """Run, print the table, and write ``json_path`` where one is given."""
+def run(args: argparse.Namespace) -> int:
+    """Run, print the table, and write ``--json``'s file."""
     with hooked_sglang(
         max_running_requests=MAX_RUNNING_REQUESTS, chunked_prefill_size=8192
     ) as device:
         result = compare(device)
     print(table(result))
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"written to {json_path}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"written to {args.json}")
     return 0
 
 
@@ -69,7 +69,7 @@ def compare(device: str) -> dict:
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "device": "cpu" if device == "cpu" else describe_device(),
-        "backend": attention_backend().value,
+        "backend": kernel().value,
         "model": V4_FLASH.name,
         "budget_bytes": BUDGET_BYTES,
         "max_running_requests": MAX_RUNNING_REQUESTS,

@@ -5,19 +5,23 @@ It asks the same functions that decide at startup, and starts nothing.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from sglang_dsv4_nvfp4 import platform, seams
+from sglang_dsv4_nvfp4.attention import profile
+from sglang_dsv4_nvfp4.attention.planner import Planner
+from sglang_dsv4_nvfp4.cli.models import V4_FLASH
 from sglang_dsv4_nvfp4.cli.sandbox import kv_cache_format_scope
+from sglang_dsv4_nvfp4.cli.tune import shapes_of
 from sglang_dsv4_nvfp4.config import (
     KV_CACHE_FORMAT_ENV,
     KVCacheFormat,
-    attention_backend,
+    kernel,
     kv_cache_format,
     scale_rule,
     store_mode,
@@ -25,6 +29,9 @@ from sglang_dsv4_nvfp4.config import (
 
 _PLUGIN_GROUP = "sglang.srt.plugins"
 _PLUGIN_NAME = "dsv4_nvfp4"
+# Attention TP 1 and 4; decode, FlashInfer's boundary, and prefill.
+_DECISION_HEADS = (64, 16)
+_DECISION_TOKENS = (1, 64, 65, 8192)
 
 
 @dataclass(frozen=True)
@@ -37,25 +44,30 @@ class Check:
     remedy: str = ""
 
 
-def run(json_path: Path | None) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the findings; 0 when NVFP4 would be served, 1 when it would not."""
     report = examine()
     print(_table(report))
-    if json_path:
-        json_path.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"written to {json_path}")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"written to {args.json}")
     return 0 if report["ok"] else 1
 
 
 def examine() -> dict:
-    """``{ok, versions, device, requested_format, checks}``; checks as :class:`Check`."""
+    """``{ok, versions, device, requested_format, checks, decisions}``.
+
+    checks are :class:`Check`; decisions are the planner's, where all is well and there
+    is a GPU to ask about.
+    """
     checks = [
         _requested_format(),
         _plugin_is_loaded(),
         *_seams_fit(),
         _flashinfer_fits(),
-        _backend_serves(),
+        _kernel_serves(),
         _device_serves(),
+        _profile_fits(),
     ]
     return {
         "ok": all(check.ok for check in checks),
@@ -63,6 +75,7 @@ def examine() -> dict:
         "device": platform.describe_device(),
         "requested_format": os.environ.get(KV_CACHE_FORMAT_ENV),
         "checks": [asdict(check) for check in checks],
+        "decisions": _decisions() if all(check.ok for check in checks) else [],
     }
 
 
@@ -125,15 +138,15 @@ def _flashinfer_fits() -> Check:
     )
 
 
-def _backend_serves() -> Check:
+def _kernel_serves() -> Check:
     def detail() -> str:
         return (
-            f"the {attention_backend().value} backend would read the pages, the "
+            f"the {kernel().value} kernel would read the pages, the "
             f"{store_mode().value} stores write them with scale rule "
             f"{scale_rule().value}"
         )
 
-    return _attempt("backend", detail, "set the variable to one of those values")
+    return _attempt("kernel", detail, "set the variable to one of those values")
 
 
 def _device_serves() -> Check:
@@ -143,6 +156,42 @@ def _device_serves() -> Check:
         return f"{platform.describe_device()} serves NVFP4"
 
     return _attempt("device", detail, "serve in FP8 here, or in NVFP4 on an SM120 GPU")
+
+
+def _profile_fits() -> Check:
+    path = profile.default_path()
+    measure = "sglang-dsv4-nvfp4 tune, to go by measurements of this machine"
+    try:
+        found = profile.read(path)
+    except FileNotFoundError:
+        return Check("profile", True, f"none at {path}: documented choices", measure)
+    except (OSError, ValueError) as error:
+        return Check("profile", False, str(error), measure)
+    reason = profile.misfit(found)
+    if reason:
+        return Check("profile", False, f"{path} is ignored: {reason}", measure)
+    detail = f"{len(found.rows)} measurements of {found.date} in {path}"
+    return Check("profile", True, detail)
+
+
+def _decisions() -> list[dict[str, str]]:
+    """What the planner would choose for V4-Flash here, where it can be asked.
+
+    FlashInfer's planner compiles its module when first asked, and needs its device.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    device = torch.device("cuda", torch.cuda.current_device())
+    return [
+        {
+            "shape": str(shape),
+            "decision": str(Planner().plan(shape, device, kernel())),
+        }
+        for shape in shapes_of(V4_FLASH, _DECISION_HEADS, _DECISION_TOKENS)
+        if shape.extra_topk in (0, V4_FLASH.index_topk)
+    ]
 
 
 def _attempt(name: str, detail: Callable[[], str], remedy: str) -> Check:
@@ -163,6 +212,8 @@ def _table(report: dict) -> str:
         )
         if check["remedy"]:
             lines.append(f"     mend: {check['remedy']}")
+    for planned in report["decisions"]:
+        lines.append(f"     {planned['shape']}: {planned['decision']}")
     verdict = "serves NVFP4" if report["ok"] else "would not serve NVFP4: see [!!]"
     lines += ["", f"{KV_CACHE_FORMAT_ENV}=nvfp4 sglang serve ... here {verdict}"]
     return "\n".join(lines)

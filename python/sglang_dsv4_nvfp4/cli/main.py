@@ -15,7 +15,9 @@ from sglang_dsv4_nvfp4 import __version__
 _COMMANDS = {
     "demo": "write and read the same workload in FP8 and in NVFP4, and compare",
     "doctor": "say whether NVFP4 would be served here, and how to mend what is wrong",
+    "tune": "measure every kernel on this GPU, for the planner to go by",
 }
+_WITH_RESULT_FILE = ("demo", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,15 +30,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        command.add_argument(
-            "--json", type=Path, metavar="FILE", help="also write the result here"
-        )
+        if name in _WITH_RESULT_FILE:
+            command.add_argument(
+                "--json", type=Path, metavar="FILE", help="also write the result here"
+            )
+        if name == "tune":
+            _add_tune_arguments(command)
     args = parser.parse_args(argv)
-    if args.json and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: {args.json.parent} is no directory")
+    result_file = getattr(args, "json", None)
+    if result_file and not result_file.parent.is_dir():
+        parser.error(f"--json {result_file}: {result_file.parent} is no directory")
     # SGLang's modules warn, on import, of hardware that is not there.
     warnings.filterwarnings("ignore", module=r"sglang\.")
-    return importlib.import_module(f"{__package__}.{args.command}").run(args.json)
+    return importlib.import_module(f"{__package__}.{args.command}").run(args)
+
+
+def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model",
+        default="v4-flash",
+        help="v4-flash (default), v4-pro, or the path of a config.json or its folder",
+    )
+    command.add_argument(
+        "--heads",
+        type=_positive,
+        nargs="+",
+        help="heads a rank (default: the model's at attention TP 1, 2 and 4)",
+    )
+    command.add_argument(
+        "--tokens",
+        type=_positive,
+        nargs="+",
+        help="batch sizes (default: 1 to 8192, dense around 64)",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the profile (default: where the planner looks)",
+    )
+    command.add_argument(
+        "--restart", action="store_true", help="measure anew what FILE has already"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
 
 
 if __name__ == "__main__":

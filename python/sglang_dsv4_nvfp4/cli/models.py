@@ -6,7 +6,9 @@ SGLang's own ``DSV4PoolConfigurator``.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 # Tokens in one of SGLang's logical pages; its CUDA backend insists on it.
@@ -40,6 +42,46 @@ V4_FLASH = ModelFacts(
     index_topk=512,
     context_len=1048576,
 )
+# Its published facts that kernels depend on; its layers' ratios are not known here.
+V4_PRO = ModelFacts(
+    name="DeepSeek-V4-Pro",
+    compress_ratios=(),
+    num_heads=128,
+    index_topk=1024,
+    context_len=1048576,
+)
+_BUILT_IN = {"v4-flash": V4_FLASH, "v4-pro": V4_PRO}
+
+
+def model_facts(model: str) -> ModelFacts:
+    """The facts of a built-in model, or of a config.json (its path, or its folder's).
+
+    Raises:
+        ValueError: there is no such model or file, or the file lacks a fact.
+    """
+    if model in _BUILT_IN:
+        return _BUILT_IN[model]
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"--model {model}: neither {' nor '.join(_BUILT_IN)}, nor a config.json"
+        )
+    try:
+        config = json.loads(path.read_text())
+        return ModelFacts(
+            name=config.get("_name_or_path") or path.parent.name,
+            compress_ratios=tuple(config.get("compress_ratios") or ()),
+            num_heads=config["num_attention_heads"],
+            index_topk=config["index_topk"],
+            context_len=config["max_position_embeddings"],
+            sliding_window=config["sliding_window"],
+        )
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no DeepSeek-V4 configuration ({type(error).__name__}: {error})"
+        ) from error
 
 
 @dataclass(frozen=True)

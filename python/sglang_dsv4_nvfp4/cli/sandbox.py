@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from sglang_dsv4_nvfp4.config import (
     FLASHMLA_BACKEND_ENV,
     KV_CACHE_FORMAT_ENV,
-    AttentionBackend,
+    Kernel,
     KVCacheFormat,
 )
 
@@ -53,7 +53,7 @@ def hooked_sglang(**server_args) -> Iterator[str]:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     is_sm120 = device == "cuda" and torch.cuda.get_device_capability()[0] == 12
     if not is_sm120:
-        os.environ.setdefault(FLASHMLA_BACKEND_ENV, AttentionBackend.TORCH.value)
+        os.environ.setdefault(FLASHMLA_BACKEND_ENV, Kernel.TORCH.value)
 
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.runtime_context import get_context, override_platform

@@ -13,12 +13,20 @@ import torch
 from support.flashinfer_host import MAX_SHARED_BYTES, ask
 
 from sglang_dsv4_nvfp4 import layout, platform, signatures
-from sglang_dsv4_nvfp4.attention import flashinfer_backend
+from sglang_dsv4_nvfp4.arena import Arena
+from sglang_dsv4_nvfp4.attention import dispatch, flashinfer_backend, scratch
+from sglang_dsv4_nvfp4.attention.decision import (
+    DECODE_MAX_TOKENS,
+    Decision,
+    Phase,
+    shape_class,
+)
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, make_inputs
-from sglang_dsv4_nvfp4.attention.planner import DECODE_MAX_TOKENS, Planner
+from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.store import staged
 
-APPEND, OP, PLAN = platform.FLASHINFER_ENTRY_POINTS
+APPEND, OP, PLAN, CAKE_DECODE, CAKE_PREFILL, *_ = platform.FLASHINFER_ENTRY_POINTS
+CPU = torch.device("cpu")
 
 # c128 has one entry per 128 tokens of context: up to 8192 at a million tokens.
 C128_WIDTHS = (64, 512, 4096, 8192)
@@ -50,7 +58,9 @@ SERVED = [
 ]
 # The DSpark draft's widths: the planner must hear no, or its error would be a lie.
 NOT_SERVED = [shape(64, (0, 0), topk=topk) for topk in (192, 256)]
-PLANNED = [
+# At the boundary either kernel may be asked for.
+_BOUNDARY = [(served._replace(num_tokens=64), True) for served in SERVED]
+PLANNED = _BOUNDARY + [
     (served._replace(num_tokens=tokens), prefill)
     for served in SERVED
     for tokens, prefill in (
@@ -140,15 +150,49 @@ def test_the_append_call_binds(record, monkeypatch, generator):
 
 @pytest.mark.parametrize("with_extra", [True, False])
 @pytest.mark.parametrize("prefill", [True, False])
-def test_the_plan_and_attention_calls_bind(record, monkeypatch, prefill, with_extra):
+def test_the_sparse_plan_and_call_bind(record, prefill, with_extra):
     variant = "PREFILL_STREAMING" if prefill else "DECODE_SPLITK"
     plan, op = record(PLAN, planned(variant, 0 if prefill else 2)), record(OP)
-    monkeypatch.setattr(flashinfer_backend, "planner", Planner())
     call = inputs(70 if prefill else 3, with_extra)
-    output, lse = flashinfer_backend.sparse_mla(call)
+    decision, *_ = flashinfer_backend.sparse_decisions(call.shape, CPU)
+    output, lse = dispatch.launch(call, decision)
 
     ((args, kwargs),) = plan.calls
     plan.real.bind(*args, **kwargs)
+    bound = check_call(op, call, output, lse, with_extra)
+    assert bound["use_prefill"] is prefill
+    assert bound["chunks_per_block_override"] == (0 if prefill else 2)
+    if prefill:
+        assert bound["mid_out"] is None and bound["mid_lse"] is None
+    else:
+        check_partials(bound, call, 2 + (3 if with_extra else 0))
+
+
+@pytest.mark.parametrize("with_extra", [True, False])
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(Kernel.CAKE, Phase.PREFILL, head_tiles=2),
+        Decision(Kernel.CAKE, Phase.DECODE, chunks=1),
+        Decision(Kernel.CAKE, Phase.DECODE, chunks=3, head_tiles=2),
+    ],
+    ids=str,
+)
+def test_the_cake_calls_bind(record, decision, with_extra):
+    op = record(CAKE_PREFILL if decision.phase is Phase.PREFILL else CAKE_DECODE)
+    call = inputs(3, with_extra)
+    output, lse = dispatch.launch(call, decision)
+    bound = check_call(op, call, output, lse, with_extra)
+    assert bound["head_tiles"] == decision.head_tiles
+    if decision.phase is Phase.DECODE:
+        assert bound["num_splits"] == decision.chunks
+    if decision.chunks > 1:
+        check_partials(bound, call, decision.chunks)
+    else:
+        assert bound.get("mid_out") is None and bound.get("mid_lse") is None
+
+
+def check_call(op, call, output, lse, with_extra):
     ((args, kwargs),) = op.calls
     bound = op.real.bind(*args, **kwargs).arguments
     tokens = call.q.shape[0]
@@ -156,15 +200,7 @@ def test_the_plan_and_attention_calls_bind(record, monkeypatch, prefill, with_ex
     assert bound["kv_cache"].shape == (8, 64, 384)
     assert bound["indices"].shape == (tokens, 128)
     assert bound["output"] is output and bound["out_lse"] is lse
-    assert bound["use_prefill"] is prefill
-    assert bound["chunks_per_block_override"] == (0 if prefill else 2)
     assert bound["lse_scale"] == pytest.approx(math.log(2))
-    if prefill:
-        assert bound["mid_out"] is None and bound["mid_lse"] is None
-    else:
-        splits = 2 + (3 if with_extra else 0)
-        assert bound["mid_out"].shape == (tokens, 64, splits, 512)
-        assert bound["mid_lse"].shape == (tokens, 64, splits)
     if with_extra:
         assert bound["extra_kv_cache"].shape == (8, 2, 384)
         assert bound["extra_indices"].shape == (tokens, 192)
@@ -172,22 +208,81 @@ def test_the_plan_and_attention_calls_bind(record, monkeypatch, prefill, with_ex
         assert bound["extra_kv_cache"] is None and bound["extra_indices"] is None
     for value in bound.values():
         assert not isinstance(value, torch.Tensor) or value.is_contiguous()
+    return bound
 
 
-def test_scratch_is_the_arenas_and_stays(record, monkeypatch):
-    from sglang_dsv4_nvfp4.arena import Arena
+def check_partials(bound, call, splits):
+    tokens = call.q.shape[0]
+    assert bound["mid_out"].shape == (tokens, 64, splits, 512)
+    assert bound["mid_lse"].shape == (tokens, 64, splits)
 
-    record(PLAN, planned("DECODE_SPLITK", 2))
-    op = record(OP)
-    monkeypatch.setattr(flashinfer_backend, "planner", Planner())
-    monkeypatch.setattr(flashinfer_backend, "scratch", Arena("test"))
-    # With five splits, batches of 5 and 6 share a power-of-two bucket.
+
+@pytest.mark.parametrize(
+    ("target", "decision"),
+    [
+        (OP, Decision(Kernel.SPARSE, Phase.DECODE, 2)),
+        (CAKE_DECODE, Decision(Kernel.CAKE, Phase.DECODE, 5)),
+    ],
+)
+def test_scratch_is_the_arenas_and_stays(record, monkeypatch, target, decision):
+    op = record(target)
+    monkeypatch.setattr(scratch, "arena", Arena("test", buckets_per_octave=4))
+    # With five splits, batches of 5 and 6 share a bucket.
+    outputs = []
     for tokens in (5, 64, 5, 6):
-        flashinfer_backend.sparse_mla(inputs(tokens))
+        output, _ = dispatch.launch(inputs(tokens), decision)
+        outputs.append(output)
     pointers = [kwargs["mid_out"].data_ptr() for _, kwargs in op.calls]
-    assert pointers[0] == pointers[2] == pointers[3] != pointers[1]
-    outputs = {args[3].data_ptr() for args, _ in op.calls[:1]}
-    assert outputs.isdisjoint(pointers)
+    assert pointers[0] == pointers[2] != pointers[1]
+    assert {output.data_ptr() for output in outputs}.isdisjoint(pointers)
+
+
+def test_cake_serves_what_sparse_does_not():
+    for question in NOT_SERVED:
+        decisions = flashinfer_backend.cake_decisions(question, CPU)
+        assert {decision.phase for decision in decisions} == set(Phase)
+
+
+@pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("extra", FLASH_EXTRAS + PRO_EXTRAS)
+def test_cake_decisions_keep_its_limits(heads, extra):
+    """Chunks of a prefill, and 32-bit offsets into partial results."""
+    for tokens in (1, 64, 65, 8192, 32768):
+        question = shape_class(shape(heads, extra, tokens))
+        decisions = flashinfer_backend.cake_decisions(question, CPU)
+        chunks = flashinfer_backend.num_chunks(question)
+        phases = [decision.phase for decision in decisions]
+        assert (Phase.PREFILL in phases) == (chunks <= 16 and heads >= 16)
+        for decision in decisions:
+            if decision.phase is Phase.DECODE:
+                assert math.ceil(chunks / decision.chunks) <= 16
+                rows = question.num_tokens * heads * decision.chunks
+                assert rows * layout.LATENT_DIM <= 2**31
+
+
+def test_cakes_own_choice_comes_first():
+    from flashinfer import mla
+
+    for tokens in (1, 8, 9, 64, 1024):
+        question = shape(64, (512, 64), tokens)
+        first, *_ = flashinfer_backend.cake_decisions(question, CPU)
+        assert first.phase == mla.cake_sparse_mla_sm120_dsv4_nvfp4_select_kernel(
+            num_tokens=tokens,
+            num_heads=64,
+            topk=128,
+            extra_topk=512,
+            num_sms=flashinfer_backend.SM_COUNT_WITHOUT_DEVICE,
+        )
+
+
+def test_cake_chunks_are_counted_as_it_counts_them():
+    from flashinfer import mla
+
+    for extra in FLASH_EXTRAS + [(1, 2), (65, 2)]:
+        question = shape(64, extra)
+        assert flashinfer_backend.num_chunks(
+            question
+        ) == mla.cake_sparse_mla_sm120_dsv4_nvfp4_num_chunks(128, extra[0])
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +299,17 @@ def answers():
                 "sparse_mla_sm120_nvfp4_prefill",
             ],
             "cache_exports": ["sparse_mla_sm120_nvfp4_quantize_append"],
+            "cake_exports": [
+                "cake_sparse_mla_sm120_dsv4_nvfp4_decode",
+                "cake_sparse_mla_sm120_dsv4_nvfp4_prefill",
+            ],
         }
     )
 
 
 def test_compiled_modules_have_the_functions(answers):
     assert answers["exports"] == dict.fromkeys(answers["exports"], True)
-    assert len(answers["exports"]) == 3
+    assert len(answers["exports"]) == 5
 
 
 def test_compiled_format_is_ours(answers):
@@ -243,7 +342,7 @@ def test_plans_fit_an_sm120_and_our_scratch(answers):
         rows = (
             question.num_tokens
             * question.num_heads
-            * flashinfer_backend.num_splits(question)
+            * flashinfer_backend.num_chunks(question)
         )
         assert plan["partial_bytes"] <= rows * layout.LATENT_DIM * 2
         assert plan["lse_bytes"] <= rows * 4

@@ -1,13 +1,13 @@
-"""Decisions: asked once a shape class, bounded, and never during capture."""
-
-from types import SimpleNamespace
+"""Decisions: made once a shape class, bounded, and never during capture."""
 
 import pytest
 import torch
 
 from sglang_dsv4_nvfp4.attention import planner as planner_module
+from sglang_dsv4_nvfp4.attention.decision import Decision, Phase, shape_class
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
-from sglang_dsv4_nvfp4.attention.planner import Decision, Planner, shape_class
+from sglang_dsv4_nvfp4.attention.planner import Planner
+from sglang_dsv4_nvfp4.config import Kernel
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(
@@ -22,106 +22,95 @@ SHAPE = AttentionShape(
 
 @pytest.fixture
 def asked(monkeypatch):
-    """FlashInfer's planner replaced by one that keeps its questions."""
-    from flashinfer.mla._sparse_mla_sm120 import _dsv4_nvfp4_policy as policy
-
+    """The policy replaced by one that keeps its questions and answers differently
+    each time."""
     questions = []
 
-    def plan(**question):
-        questions.append(question)
-        prefill = question["num_tokens"] > 64
-        variant = policy.NVFP4KernelVariant
-        return SimpleNamespace(
-            variant=variant.PREFILL_STREAMING if prefill else variant.DECODE_SPLITK,
-            cpb=0 if prefill else 3,
-        )
+    def decide(shape, device, kernel):
+        questions.append((shape, device, kernel))
+        return Decision(Kernel.SPARSE, Phase.DECODE, len(questions))
 
-    monkeypatch.setattr(policy, "plan_nvfp4_sparse_mla_sm120", plan)
+    monkeypatch.setattr(planner_module.policy, "decide", decide)
     return questions
 
 
-def test_a_shape_is_asked_for_once(asked):
+def plan(planner, shape=SHAPE, kernel=Kernel.AUTO):
+    return planner.plan(shape, CPU, kernel)
+
+
+def test_a_decision_is_made_once(asked):
     planner = Planner()
-    first = planner.plan(SHAPE, CPU)
-    assert first == Decision(use_prefill=False, chunks_per_block=3)
-    assert planner.plan(SHAPE, CPU) is first
+    first = plan(planner)
+    for _ in range(3):
+        assert plan(planner) is first
     assert len(asked) == 1
 
 
-def test_the_question_carries_the_whole_shape(asked):
-    Planner().plan(SHAPE._replace(has_attn_sink=True, has_topk_length=True), CPU)
-    assert asked == [
-        dict(
-            num_tokens=8,
-            num_heads=64,
-            topk=128,
-            primary_page_size=64,
-            device=CPU,
-            extra_topk=512,
-            extra_page_size=64,
-            has_topk_length=True,
-            has_extra_topk_length=False,
-            has_attn_sink=True,
-        )
-    ]
+def test_the_question_is_the_class_the_device_and_the_kernel(asked):
+    shape = SHAPE._replace(num_tokens=65, has_attn_sink=True, has_topk_length=True)
+    plan(Planner(), shape, Kernel.CAKE)
+    assert asked == [(shape._replace(num_tokens=80), CPU, Kernel.CAKE)]
 
 
-def test_all_prefill_batches_are_one_class(asked):
+def test_batches_that_graphs_capture_are_classes_of_their_own():
+    for tokens in range(1, 65):
+        shape = SHAPE._replace(num_tokens=tokens)
+        assert shape_class(shape) == shape
+
+
+def test_larger_batches_share_classes_that_hold_them():
+    classes = {
+        shape_class(SHAPE._replace(num_tokens=tokens)).num_tokens
+        for tokens in range(65, 32769)
+    }
+    assert len(classes) == 4 * 9
+    for tokens in (65, 80, 81, 1000, 8192, 8193):
+        held = shape_class(SHAPE._replace(num_tokens=tokens)).num_tokens
+        assert tokens <= held < tokens * 1.25
+
+
+def test_64_tokens_and_65_are_apart(asked):
     planner = Planner()
-    for tokens in (65, 66, 1000, 8192):
-        decision = planner.plan(SHAPE._replace(num_tokens=tokens), CPU)
-        assert decision.use_prefill
-    assert len(planner) == len(asked) == 1
-    assert shape_class(SHAPE._replace(num_tokens=64)).num_tokens == 64
+    plan(planner, SHAPE._replace(num_tokens=64))
+    plan(planner, SHAPE._replace(num_tokens=65))
+    assert len(planner) == len(asked) == 2
 
 
-def test_tuning_asks_anew_and_its_last_answer_stands(asked, monkeypatch):
-    planner = Planner()
-    planner.plan(SHAPE, CPU)
-    monkeypatch.setattr(planner_module, "_is_tuning", lambda: True)
-    planner.plan(SHAPE, CPU)
-    assert len(asked) == 2
-    monkeypatch.setattr(planner_module, "_is_tuning", lambda: False)
-    planner.plan(SHAPE, CPU)
-    assert len(asked) == 2 and len(planner) == 1
-
-
-def test_flashinfers_tuning_context_is_seen():
+def test_flashinfers_tuning_asks_anew_and_its_last_answer_stands(asked):
     from flashinfer.autotuner import autotune
 
-    assert not planner_module._is_tuning()
+    planner = Planner()
+    plan(planner)
     with autotune(True):
-        assert planner_module._is_tuning()
+        retuned = plan(planner)
+    assert len(asked) == 2 and retuned.chunks == 2
+    assert plan(planner) is retuned and len(planner) == 1
 
 
-def test_the_memo_is_bounded_and_forgets_the_least_used(asked):
-    planner = Planner(max_decisions=3)
-    shapes = [SHAPE._replace(num_tokens=tokens) for tokens in (1, 2, 3, 4)]
-    for shape in shapes[:3]:
-        planner.plan(shape, CPU)
-    planner.plan(shapes[0], CPU)
-    planner.plan(shapes[3], CPU)
-    assert len(planner) == 3
-    asked.clear()
-    planner.plan(shapes[0], CPU)
-    assert asked == []
-    planner.plan(shapes[1], CPU)
-    assert len(asked) == 1
+def test_other_kernels_are_not_retuned(monkeypatch):
+    from flashinfer.autotuner import autotune
+
+    made = iter([Decision(Kernel.CAKE, Phase.DECODE)])
+    monkeypatch.setattr(planner_module.policy, "decide", lambda *_: next(made))
+    planner = Planner()
+    first = plan(planner)
+    with autotune(True):
+        assert plan(planner) is first
 
 
 def test_an_unwarmed_shape_is_an_error_under_capture(asked, monkeypatch):
     planner = Planner()
-    planner.plan(SHAPE, CPU)
+    known = plan(planner)
     monkeypatch.setattr(planner_module, "is_capturing", lambda device: True)
-    assert planner.plan(SHAPE, CPU).chunks_per_block == 3
-    with pytest.raises(RuntimeError, match="9 query tokens.*before CUDA graph capture"):
-        planner.plan(SHAPE._replace(num_tokens=9), CPU)
+    assert plan(planner) is known
+    with pytest.raises(RuntimeError, match="9 query tokens.*before CUDA graph"):
+        plan(planner, SHAPE._replace(num_tokens=9))
+    assert len(asked) == 1
 
 
-def test_a_shape_that_nothing_serves_is_named(monkeypatch):
-    from flashinfer.mla._sparse_mla_sm120 import _dsv4_nvfp4_policy as policy
-
-    monkeypatch.setattr(policy, "plan_nvfp4_sparse_mla_sm120", lambda **_: None)
-    with pytest.raises(ValueError, match="top-k 192 on pages of 64") as refusal:
-        Planner().plan(SHAPE._replace(topk=192), CPU)
-    assert "128 or 512" in str(refusal.value)
+def test_a_decision_is_said_at_debug_level(asked, caplog):
+    with caplog.at_level("DEBUG", logger=planner_module.__name__):
+        plan(Planner())
+    (record,) = caplog.records
+    assert "8 query tokens" in record.getMessage()
+    assert "sparse/decode, chunks 1" in record.getMessage()

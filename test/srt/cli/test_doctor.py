@@ -5,8 +5,16 @@ import json
 
 import pytest
 
+from sglang_dsv4_nvfp4.attention.profile import Profile
 from sglang_dsv4_nvfp4.cli import doctor
 from sglang_dsv4_nvfp4.cli.main import main
+from sglang_dsv4_nvfp4.platform import versions
+
+
+@pytest.fixture(autouse=True)
+def no_profile(monkeypatch, tmp_path):
+    """The machine's own profile is nobody's business here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -84,12 +92,27 @@ def test_a_whitelist_that_leaves_the_plugin_out_is_reported(device, monkeypatch)
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("SGLANG_SM120_FLASHMLA_BACKEND", "triton"),
+        ("SGLANG_SM120_FLASHMLA_BACKEND", "cutlass"),
+        ("SGLANG_SM120_NVFP4_KERNEL", "fast"),
         ("SGLANG_SM120_NVFP4_STORE", "eager"),
         ("SGLANG_SM120_NVFP4_SCALE_RULE", "amax8"),
     ],
 )
 def test_unserved_values_are_reported(device, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
-    check = findings(doctor.examine())["backend"]
+    check = findings(doctor.examine())["kernel"]
     assert not check["ok"] and variable in check["detail"] and value in check["detail"]
+
+
+def test_a_profile_of_another_device_is_reported(device, monkeypatch, tmp_path):
+    path = tmp_path / "profile.json"
+    Profile(device="NVIDIA Other", versions=versions()).write(path)
+    monkeypatch.setenv("SGLANG_SM120_NVFP4_PROFILE", str(path))
+    check = findings(doctor.examine())["profile"]
+    assert not check["ok"] and "NVIDIA Other" in check["detail"]
+    assert "tune" in check["remedy"]
+
+
+def test_a_missing_profile_is_well_but_tune_is_named(device):
+    check = findings(doctor.examine())["profile"]
+    assert check["ok"] and "tune" in check["remedy"]

@@ -1,20 +1,17 @@
 """The store kernels compiled for GPUs that are not here."""
 
 import json
-from pathlib import Path
 
 import pytest
-import support
-from support.processes import run_python
+from support.processes import run_support
 
-SCRIPT = Path(support.__file__).with_name("compile_kernels.py")
 # Half a group a lane, two words of codes: four conversions a word.
 NATIVE_CONVERSIONS = 8
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    result = run_python(str(SCRIPT))
+    result = run_support("compile_store.py")
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
 

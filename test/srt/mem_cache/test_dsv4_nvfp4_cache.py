@@ -10,7 +10,7 @@ from support.pools import build_pool, random_rows
 from support.references import attention_reference
 
 from sglang_dsv4_nvfp4 import layout
-from sglang_dsv4_nvfp4.config import AttentionBackend
+from sglang_dsv4_nvfp4.config import KERNEL_ENV, Kernel
 from sglang_dsv4_nvfp4.platform import is_nvfp4_kv_cache
 from sglang_dsv4_nvfp4.store.staged import append
 from sglang_dsv4_nvfp4.store.staging import StagingArena
@@ -188,13 +188,19 @@ class TestGate:
             is_nvfp4_kv_cache()
 
 
-def _backends():
+def _kernels():
     sm120 = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 12
     return [
-        AttentionBackend.TORCH,
-        pytest.param(
-            AttentionBackend.FLASHINFER,
-            marks=pytest.mark.skipif(not sm120, reason="needs an SM120 or SM121 GPU"),
+        Kernel.TORCH,
+        Kernel.TRITON,
+        *(
+            pytest.param(
+                kernel,
+                marks=pytest.mark.skipif(
+                    not sm120, reason="needs an SM120 or SM121 GPU"
+                ),
+            )
+            for kernel in (Kernel.SPARSE, Kernel.CAKE)
         ),
     ]
 
@@ -205,15 +211,15 @@ class TestSlotAddressing:
 
     HEADS, TOKENS = 64, 5
 
-    @pytest.mark.parametrize("backend", _backends())
+    @pytest.mark.parametrize("kernel", _kernels())
     def test_two_shuffled_chunks_read_back_through_attention(
-        self, device, generator, monkeypatch, backend
+        self, device, generator, monkeypatch, kernel
     ):
         from sglang.kernels.ops.attention.flash_mla_sm120 import (
             flash_mla_with_kvcache_sm120,
         )
 
-        monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", backend.value)
+        monkeypatch.setenv(KERNEL_ENV, kernel.value)
         main = self._fill(generator, device, page_size=256, num_rows=256)
         extra = self._fill(generator, device, page_size=2, num_rows=128)
         main_indices, main_rows = self._choose(generator, main, 128)

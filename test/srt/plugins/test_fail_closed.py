@@ -53,15 +53,21 @@ def test_serve_with_an_unknown_format_exits():
     assert_one_line_exit(result, FORMAT, "'fp4'", "fp8", "nvfp4")
 
 
-def test_unserved_attention_backend_exits():
+@pytest.mark.parametrize(
+    ("variable", "known"),
+    [
+        ("SGLANG_SM120_FLASHMLA_BACKEND", "flashinfer or triton or torch"),
+        ("SGLANG_SM120_NVFP4_KERNEL", "auto or sparse or cake or triton or torch"),
+        ("SGLANG_SM120_NVFP4_CHECK_INDICES", "0 or 1"),
+    ],
+)
+def test_an_unknown_attention_setting_exits(variable, known):
     result = run_python(
         "-c",
         _REGISTER_ON_SM120.format(sabotage=""),
-        **{FORMAT: "nvfp4", "SGLANG_SM120_FLASHMLA_BACKEND": "triton"},
+        **{FORMAT: "nvfp4", variable: "cutlass"},
     )
-    assert_one_line_exit(
-        result, "SGLANG_SM120_FLASHMLA_BACKEND", "triton", "flashinfer"
-    )
+    assert_one_line_exit(result, variable, "cutlass", known)
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,15 @@ def test_prefill_cp_takes_the_tp_group_without_a_warning(check, caplog):
 
 
 @pytest.mark.parametrize(
-    ("backend", "served"), [("torch", True), ("flashinfer", False)]
+    ("kernel", "served"),
+    [("torch", True), ("auto", True), ("cake", True), ("sparse", False)],
 )
-def test_dspark_needs_a_backend_for_its_windows(check, monkeypatch, backend, served):
-    monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", backend)
+def test_dspark_needs_a_kernel_for_its_windows(check, monkeypatch, kernel, served):
+    monkeypatch.setenv("SGLANG_SM120_NVFP4_KERNEL", kernel)
     if served:
         check(speculative_algorithm="DSPARK")
         return
-    with pytest.raises(ValueError, match="DSPARK with the flashinfer backend"):
+    with pytest.raises(ValueError, match="DSPARK with the sparse kernel"):
         check(speculative_algorithm="DSPARK")
 
 

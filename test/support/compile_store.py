@@ -6,13 +6,10 @@ registers, spilled}.
 """
 
 import json
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import triton
+from support.kernel_resources import resources
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -32,7 +29,6 @@ _TYPES = {
     "page_stride": "i32",
 }
 _UNALIGNED = ("num_slots", "eps")
-_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 # Kernel and what differs from the plain case; rows of the compressor are FP32.
@@ -79,15 +75,6 @@ def compile_kernel(name, changes, arch, four_over_six):
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": 1, "enable_fp_fusion": False},
     )
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
-        cubin.flush()
-        usage = subprocess.run(
-            [str(_CUOBJDUMP), "-res-usage", cubin.name],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
     return {
         "kernel": name,
         "arch": arch,
@@ -95,9 +82,7 @@ def compile_kernel(name, changes, arch, four_over_six):
         "conversions": compiled.asm["ptx"].count("cvt.rn.satfinite.e2m1x2.f32"),
         # The reciprocal's correction, and nothing that the compiler fused.
         "fused": compiled.asm["ptx"].count("fma.rn.f32"),
-        "shared": compiled.metadata.shared,
-        "registers": int(re.search(r"REG:(\d+)", usage)[1]),
-        "spilled": int(re.search(r"LOCAL:(\d+)", usage)[1]),
+        **resources(compiled),
     }
 
 

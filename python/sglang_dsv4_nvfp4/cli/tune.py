@@ -1,0 +1,218 @@
+"""``sglang-dsv4-nvfp4 tune``: measure every kernel that serves the model on this GPU.
+
+It writes the profile that the planner goes by from then on. Each measurement is written
+as soon as it is made, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from sglang_dsv4_nvfp4.attention import dispatch, policy, profile
+from sglang_dsv4_nvfp4.attention.decision import Decision
+from sglang_dsv4_nvfp4.attention.inputs import (
+    AttentionShape,
+    CandidateSet,
+    SparseMLAInputs,
+)
+from sglang_dsv4_nvfp4.cli.models import ModelFacts, model_facts
+from sglang_dsv4_nvfp4.config import Kernel
+from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM, MAX_KERNEL_PAGE_SIZE
+from sglang_dsv4_nvfp4.platform import device_name, versions
+
+# Dense around 64, where FlashInfer changes kernels and the original patch saw a
+# regression.
+TOKENS = (
+    *(1, 2, 4, 8, 16, 32, 48, 63, 64, 65, 72, 96),
+    *(128, 256, 512, 1024, 2048, 4096, 8192),
+)
+# Attention TP 1, 2 and 4.
+_TENSOR_PARALLEL = (1, 2, 4)
+# Entries of a c128 layer at 8 thousand, 64 thousand and half a million tokens.
+_C128_WIDTHS = (64, 512, 4096)
+_C128_PAGE_SIZE = 2
+# A pool past any L2, with slots drawn from all of it.
+_POOL_BYTES = 256 << 20
+_REPLAYS = 20
+_WARMUP_REPLAYS = 3
+
+
+class Timing(NamedTuple):
+    """Microseconds: the median, and the distance between the quartiles."""
+
+    us: float
+    spread_us: float
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; 0 when the profile is complete, 1 where nothing can be measured."""
+    if not torch.cuda.is_available():
+        print("tune needs a CUDA device, and there is none here", file=sys.stderr)
+        return 1
+    try:
+        model = model_facts(args.model)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    path = args.out or profile.default_path()
+    made = _profile_to_go_on_with(path, args.restart)
+    heads = args.heads or [model.num_heads // size for size in _TENSOR_PARALLEL]
+    shapes = list(shapes_of(model, heads, args.tokens or TOKENS))
+    print(f"{device_name()}: {len(shapes)} shapes of {model.name}, into {path}")
+    tune(made, path, shapes, Bench(torch.device("cuda")).time)
+    print(f"{len(made.rows)} measurements in {path}")
+    return 0
+
+
+def shapes_of(
+    model: ModelFacts, heads: Sequence[int], tokens: Sequence[int]
+) -> Iterator[AttentionShape]:
+    """Window alone, window and c4, window and c128: what the model's layers ask for."""
+    extras = [(0, 0), (model.index_topk, MAX_KERNEL_PAGE_SIZE)]
+    extras += [(width, _C128_PAGE_SIZE) for width in _C128_WIDTHS]
+    for num_heads in heads:
+        for extra_topk, extra_page_size in extras:
+            for num_tokens in sorted(set(tokens)):
+                yield AttentionShape(
+                    num_tokens=num_tokens,
+                    num_heads=num_heads,
+                    topk=model.sliding_window,
+                    page_size=MAX_KERNEL_PAGE_SIZE,
+                    extra_topk=extra_topk,
+                    extra_page_size=extra_page_size,
+                    has_topk_length=True,
+                    has_extra_topk_length=extra_topk > 0,
+                    has_attn_sink=True,
+                )
+
+
+def tune(
+    made: profile.Profile,
+    path: Path,
+    shapes: list[AttentionShape],
+    time_decision: Callable[[AttentionShape, Decision], Timing],
+) -> None:
+    """Add to ``made``, and to ``path``, what it lacks.
+
+    A kernel that fails is named and left out: the planner will not take it.
+    """
+    started = time.monotonic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for number, shape in enumerate(shapes, 1):
+        for decision in policy.eligible(shape, device, Kernel.AUTO):
+            if made.has(shape, decision):
+                continue
+            place = f"[{number}/{len(shapes)} {time.monotonic() - started:.0f} s]"
+            try:
+                timing = time_decision(shape, decision)
+            except (RuntimeError, ValueError) as error:
+                print(f"{place} {shape}: {decision} failed: {error}", flush=True)
+                continue
+            made.add(profile.Row(shape, decision, *timing))
+            made.write(path)
+            print(
+                f"{place} {shape}: {decision}: {timing.us:.1f} us "
+                f"(quartiles {timing.spread_us:.1f} us apart)",
+                flush=True,
+            )
+
+
+class Bench:
+    """Random inputs on a device, and the time of a kernel on them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(0)
+        self.num_slots = _POOL_BYTES // BYTES_PER_TOKEN // 64 * 64
+        # Any bytes will do for the time, but for the two that are E4M3's NaN.
+        pool = torch.randint(
+            0,
+            0x7F,
+            (self.num_slots * BYTES_PER_TOKEN,),
+            dtype=torch.uint8,
+            device=device,
+            generator=self.generator,
+        )
+        self.caches = {
+            page_size: pool.view(-1, page_size, BYTES_PER_TOKEN)
+            for page_size in (MAX_KERNEL_PAGE_SIZE, _C128_PAGE_SIZE)
+        }
+
+    def time(self, shape: AttentionShape, decision: Decision) -> Timing:
+        """Replays of a CUDA graph of one launch."""
+        inputs = self.inputs(shape)
+        dispatch.launch(inputs, decision)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            dispatch.launch(inputs, decision)
+        times = []
+        for replay in range(_WARMUP_REPLAYS + _REPLAYS):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            if replay >= _WARMUP_REPLAYS:
+                times.append(start.elapsed_time(stop) * 1000)
+        low, middle, high = statistics.quantiles(times, n=4)
+        return Timing(us=middle, spread_us=high - low)
+
+    def inputs(self, shape: AttentionShape) -> SparseMLAInputs:
+        q = torch.randn(
+            (shape.num_tokens, shape.num_heads, LATENT_DIM),
+            device=self.device,
+            generator=self.generator,
+        ).bfloat16()
+        extra = None
+        if shape.extra_topk:
+            extra = self._candidates(shape, shape.extra_topk, shape.extra_page_size)
+        return SparseMLAInputs(
+            q=q,
+            main=self._candidates(shape, shape.topk, shape.page_size),
+            extra=extra,
+            attn_sink=torch.zeros(shape.num_heads, device=self.device),
+            softmax_scale=LATENT_DIM**-0.5,
+        )
+
+    def _candidates(
+        self, shape: AttentionShape, width: int, page_size: int
+    ) -> CandidateSet:
+        rows = (shape.num_tokens, width)
+        return CandidateSet(
+            cache=self.caches[page_size],
+            indices=torch.randint(
+                0,
+                self.num_slots,
+                rows,
+                dtype=torch.int32,
+                device=self.device,
+                generator=self.generator,
+            ),
+            lengths=torch.full(rows[:1], width, dtype=torch.int32, device=self.device),
+        )
+
+
+def _profile_to_go_on_with(path: Path, restart: bool) -> profile.Profile:
+    """What ``path`` holds, if it is of this device and these versions."""
+    if not restart and path.exists():
+        try:
+            found = profile.read(path)
+            reason = profile.misfit(found)
+        except ValueError as error:
+            reason = str(error)
+        if reason is None:
+            print(f"going on with the {len(found.rows)} measurements in {path}")
+            return found
+        kept = path.with_suffix(".old.json")
+        path.replace(kept)
+        print(f"{path} starts anew: {reason}. The old one is {kept}")
+    return profile.Profile(device=device_name(), versions=versions())
