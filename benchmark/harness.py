@@ -66,6 +66,18 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / us * 1e6
 
 
+def matmul_rate() -> float:
+    """Operations a second of a large BF16 product of random matrices."""
+    size = 8192
+    left, right = (
+        torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    )
+    product = torch.empty_like(left)
+    runs = [lambda: torch.matmul(left, right, out=product)]
+    us = time_arms({"matmul": runs})["matmul"]
+    return 2 * size**3 / us * 1e6
+
+
 def row(
     case: str,
     tokens: int,

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Every kernel that reads NVFP4 here, against what reads FP8 here.
+
+Usage: bench_attention.py [--out DIR]
+
+Prints a table, writes ``<device>.json`` to DIR (benchmark/attention/results) and, with
+matplotlib, ``<device>.png``. Slots are drawn at random from pools far larger than the L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import harness
+
+from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.attention import dispatch, policy, triton_backend
+from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
+from sglang_dsv4_nvfp4.cli.sandbox import hooked_sglang
+from sglang_dsv4_nvfp4.cli.tune import Bench
+from sglang_dsv4_nvfp4.config import Kernel
+from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM
+
+HEADS = (16, 64, 128)
+TOKENS = (1, 8, 32, 64, 256, 1024, 4096)
+TOPK = 128
+# c4 reads index_topk entries; c128 one per 128 tokens: at 8 and at 64 thousand.
+EXTRAS = ((512, 64), (64, 2), (512, 2))
+# SGLang's Triton fallback takes a tenth of a second at 1024 tokens.
+FALLBACK_TOKENS = (32, 64, 1024)
+FP8_PAGE_SIZE = 64
+FP8_BYTES = 584
+FP8_DATA_BYTES = 576
+FLASHMLA_HEADS = (64, 128)
+FALLBACK = "SGLang's Triton fallback (FP8)"
+FLASHMLA = "FlashMLA (FP8)"
+FLASHINFER = "SGLang with FlashInfer (FP8)"
+INPUT_SETS = 3
+
+
+class Arm(NamedTuple):
+    """A kernel and a run of it on each input set."""
+
+    name: str
+    runs: list[Callable[[], None]]
+
+
+class AttentionBench:
+    """Both formats' pools, and inputs of every shape."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(torch.device("cuda"))
+        self.num_slots = self.bench.num_slots
+        self.fp8_pool = _fp8_pages(self.num_slots // FP8_PAGE_SIZE)
+        self.bandwidth = harness.copy_bandwidth()
+        self.flops = harness.matmul_rate()
+
+    def rows(self, shape: AttentionShape) -> Iterator[dict]:
+        """One row for each NVFP4 kernel and each baseline."""
+        sets = [self.bench.inputs(shape) for _ in range(INPUT_SETS)]
+        kernels = list(self._kernels(shape, sets))
+        baselines = list(self._baselines(shape, sets))
+        us = harness.time_arms({arm.name: arm.runs for arm in kernels + baselines})
+        for kernel in kernels:
+            for baseline in baselines:
+                yield harness.row(
+                    f"{shape.num_heads} heads, {shape.topk} + {shape.extra_topk}",
+                    shape.num_tokens,
+                    us[kernel.name],
+                    baseline.name,
+                    us[baseline.name],
+                    self.floor_us(shape),
+                    kernel=kernel.name,
+                    heads=shape.num_heads,
+                    extra_topk=shape.extra_topk,
+                    extra_page_size=shape.extra_page_size,
+                )
+
+    def floor_us(self, shape: AttentionShape) -> float:
+        """What the bytes or the multiplications take at the least."""
+        rows = shape.num_tokens * (shape.topk + shape.extra_topk)
+        values = shape.num_tokens * shape.num_heads * LATENT_DIM
+        moved = rows * BYTES_PER_TOKEN + 2 * 2 * values
+        flops = 2 * 2 * rows * shape.num_heads * LATENT_DIM
+        return 1e6 * max(moved / self.bandwidth, flops / self.flops)
+
+    def _kernels(
+        self, shape: AttentionShape, sets: list[SparseMLAInputs]
+    ) -> Iterator[Arm]:
+        device = self.bench.device
+        for decision in policy.eligible(shape, device, Kernel.AUTO):
+            name = f"{decision.kernel}/{decision.phase}"
+            if decision.kernel is Kernel.TRITON:
+                # Whether it splits is its own affair: one line over all batches.
+                name = f"{decision.kernel}"
+            yield Arm(
+                name,
+                [functools.partial(dispatch.launch, made, decision) for made in sets],
+            )
+        if triton_backend.is_hopper(device):
+            splits = triton_backend.num_splits(shape, device, use_hopper=False)
+            yield Arm(
+                "triton, portable kernel",
+                [
+                    functools.partial(
+                        triton_backend.run, made, splits, use_hopper=False
+                    )
+                    for made in sets
+                ],
+            )
+
+    def _baselines(
+        self, shape: AttentionShape, sets: list[SparseMLAInputs]
+    ) -> Iterator[Arm]:
+        """What reads FP8 on this GPU: the same rows, always from pages of 64."""
+        is_hopper = triton_backend.is_hopper(self.bench.device)
+        is_sm120 = torch.cuda.get_device_capability()[0] == 12
+        has_flash_mla = is_hopper and importlib.util.find_spec("flash_mla") is not None
+        if has_flash_mla:
+            yield Arm(FLASHMLA, [self._flash_mla(made) for made in sets])
+        if is_sm120:
+            yield Arm(FLASHINFER, [self._flashinfer(made) for made in sets])
+        is_asked_for = (
+            shape.num_tokens in FALLBACK_TOKENS and shape.extra_page_size == 64
+        )
+        if is_asked_for or not (has_flash_mla or is_sm120):
+            yield Arm(FALLBACK, [self._fallback(made) for made in sets])
+
+    def _flashinfer(self, made: SparseMLAInputs) -> Callable[[], None]:
+        return functools.partial(
+            seams.stock(seams.ATTENTION),
+            q=made.q.unsqueeze(1),
+            k_cache=self.fp8_pool,
+            indices=made.main.indices.unsqueeze(1),
+            topk_length=made.main.lengths,
+            attn_sink=made.attn_sink,
+            head_dim_v=LATENT_DIM,
+            softmax_scale=made.softmax_scale,
+            extra_k_cache=self.fp8_pool,
+            extra_indices_in_kvcache=made.extra.indices.unsqueeze(1),
+            extra_topk_length=made.extra.lengths,
+        )
+
+    def _flash_mla(self, made: SparseMLAInputs) -> Callable[[], None]:
+        from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+
+        heads = made.q.shape[1]
+        padded = next(count for count in FLASHMLA_HEADS if count >= heads)
+        q = torch.zeros(len(made.q), 1, padded, LATENT_DIM, device="cuda").bfloat16()
+        q[:, 0, :heads] = made.q
+        metadata, _ = get_mla_metadata()
+        return functools.partial(
+            flash_mla_with_kvcache,
+            q,
+            self.fp8_pool,
+            None,
+            None,
+            LATENT_DIM,
+            metadata,
+            softmax_scale=made.softmax_scale,
+            is_fp8_kvcache=True,
+            indices=made.main.indices.unsqueeze(1),
+            topk_length=made.main.lengths,
+            attn_sink=torch.zeros(padded, device="cuda"),
+            extra_k_cache=self.fp8_pool,
+            extra_indices_in_kvcache=made.extra.indices.unsqueeze(1),
+            extra_topk_length=made.extra.lengths,
+            # This format's kernels for compute capability 9.0.
+            use_legacy=True,
+        )
+
+    def _fallback(self, made: SparseMLAInputs) -> Callable[[], None]:
+        from sglang.kernels.ops.attention.flash_mla_sm120_triton import (
+            flash_mla_sparse_decode_triton,
+        )
+
+        return functools.partial(
+            flash_mla_sparse_decode_triton,
+            made.q.unsqueeze(1),
+            self.fp8_pool,
+            made.main.indices.unsqueeze(1),
+            made.main.lengths,
+            made.attn_sink,
+            LATENT_DIM,
+            made.softmax_scale,
+            extra_k_cache=self.fp8_pool,
+            extra_indices=made.extra.indices.unsqueeze(1),
+            extra_topk_length=made.extra.lengths,
+        )
+
+
+def _fp8_pages(num_pages: int) -> torch.Tensor:
+    """SGLang's FP8 pages of 64 tokens: finite values, scales of one."""
+    pages = torch.empty(
+        num_pages, FP8_PAGE_SIZE * FP8_BYTES, dtype=torch.uint8, device="cuda"
+    )
+    data = pages[:, : FP8_PAGE_SIZE * FP8_DATA_BYTES]
+    data = data.view(num_pages, FP8_PAGE_SIZE, FP8_DATA_BYTES)
+    generator = torch.Generator("cuda").manual_seed(1)
+    shape = (num_pages, FP8_PAGE_SIZE)
+    nope = torch.randn(*shape, 448, device="cuda", generator=generator)
+    data[:, :, :448] = nope.to(torch.float8_e4m3fn).view(torch.uint8)
+    rope = torch.randn(*shape, 64, device="cuda", generator=generator).bfloat16()
+    data[:, :, 448:] = rope.view(torch.uint8)
+    # E8M0 for one.
+    pages[:, FP8_PAGE_SIZE * FP8_DATA_BYTES :] = 127
+    return pages.view(torch.float8_e4m3fn).view(num_pages, FP8_PAGE_SIZE, 1, FP8_BYTES)
+
+
+def shapes() -> Iterator[AttentionShape]:
+    for extra_topk, extra_page_size in EXTRAS:
+        for num_heads in HEADS:
+            for num_tokens in TOKENS:
+                yield AttentionShape(
+                    num_tokens,
+                    num_heads,
+                    TOPK,
+                    64,
+                    extra_topk,
+                    extra_page_size,
+                    has_topk_length=True,
+                    has_extra_topk_length=True,
+                    has_attn_sink=True,
+                )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path(__file__).resolve().parent / "results"
+    parser.add_argument("--out", type=Path, default=default)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    rows = []
+    with hooked_sglang(max_running_requests=64, chunked_prefill_size=8192):
+        bench = AttentionBench()
+        for shape in shapes():
+            rows += bench.rows(shape)
+            print(f"{shape} done", flush=True)
+    print(harness.table(rows))
+    ceilings = {
+        "copy_bytes_per_second": bench.bandwidth,
+        "bf16_matmul_flops": bench.flops,
+    }
+    path = harness.write(args.out, ceilings, rows)
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"no plot without matplotlib; later: plot_attention.py {path}")
+        return 0
+    from plot_attention import plot
+
+    print(f"plotted in {plot(path)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
