@@ -108,6 +108,53 @@ def _ratio(row: dict | None) -> str:
     return f"{row['ratio']:.2f}" if row else ""
 
 
+def render_attention() -> str:
+    """Each result file of the attention benchmark, by heads and extra cache."""
+    parts = []
+    for path in sorted((ROOT / "benchmark/attention/results").glob("*.json")):
+        parts.append(_attention_table(json.loads(path.read_text())))
+    return "\n\n".join(parts)
+
+
+def _attention_table(data: dict) -> str:
+    ceilings = data["ceilings"]
+    lines = [
+        f"{data['device']}, {data['date']}, torch {data['versions']['torch']}, triton "
+        f"{data['versions']['triton']}; a copy moves "
+        f"{ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, a BF16 product makes "
+        f"{ceilings['bf16_matmul_flops'] / 1e12:.0f} TFLOP/s:",
+        "",
+        "| heads | candidates | tokens | triton, us | of the floor | FlashMLA FP8, us | "
+        "triton / FlashMLA | fallback / triton | portable kernel, us |",
+        "| ---: " * 9 + "|",
+    ]
+    rows: dict[tuple, dict[tuple[str, str], dict]] = {}
+    for row in data["rows"]:
+        key = (
+            row["extra_page_size"] == 2,
+            row["extra_topk"],
+            row["heads"],
+            row["tokens"],
+        )
+        rows.setdefault(key, {})[row["kernel"], row["baseline"].split()[0]] = row
+    for (is_c128, extra_topk, heads, tokens), of in sorted(rows.items()):
+        best = of["triton", "FlashMLA"]
+        fallback = of.get(("triton", "SGLang's"))
+        cells = [
+            f"{heads}",
+            f"128 + {extra_topk} ({'c128' if is_c128 else 'c4'})",
+            f"{tokens}",
+            f"{best['us']:.1f}",
+            f"{best['floor_share']:.0%}",
+            f"{best['baseline_us']:.1f}",
+            _ratio(best),
+            f"{1 / fallback['ratio']:.0f}" if fallback else "",
+            f"{of['triton, portable kernel', 'FlashMLA']['us']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def render_scale() -> str:
     """The error of the scale rules, by kind of latents."""
     path = ROOT / "benchmark/accuracy/results/scale_rule.json"
@@ -129,7 +176,12 @@ def render_scale() -> str:
 
 PAGES = {
     ROOT / "README.md": {"demo": render_demo, "patch": render_patch},
-    ROOT / "docs/benchmarks.md": {"store": render_store, "scale": render_scale},
+    ROOT
+    / "docs/benchmarks.md": {
+        "store": render_store,
+        "attention": render_attention,
+        "scale": render_scale,
+    },
 }
 
 
