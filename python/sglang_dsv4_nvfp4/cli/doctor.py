@@ -9,6 +9,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -57,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> dict:
     """``{ok, versions, device, requested_format, checks, decisions}``.
 
-    checks are :class:`Check`; decisions are the planner's, where all is well and there
-    is a GPU to ask about.
+    checks are :class:`Check`; decisions are the planner's, where all is well.
     """
     checks = [
         _requested_format(),
@@ -175,14 +175,15 @@ def _profile_fits() -> Check:
 
 
 def _decisions() -> list[dict[str, str]]:
-    """What the planner would choose for V4-Flash here, where it can be asked.
+    """What the planner would choose for V4-Flash here, if this is an SM120.
 
     FlashInfer's planner compiles its module when first asked, and needs its device.
     """
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 12:
         return []
+    print("asking the planner (FlashInfer compiles its module once)", file=sys.stderr)
     device = torch.device("cuda", torch.cuda.current_device())
     return [
         {
