@@ -7,6 +7,12 @@ of data and 28 of scales, once for all its heads; per block it makes BF16 tiles 
 registers, puts them into shared memory, and reads them from there twice, for QK and for
 PV. The next block's bytes, and the slots of the one after it, travel meanwhile.
 
+Arguments that travel together are tuples::
+
+    candidates  (blocks of the main cache, its indices, the extra cache's indices, how
+                 many count of each)
+    caches      (main cache, extra cache, and the bytes of a page of each)
+
 The 448 NoPE columns are tiles of 256, 128 and 64, the RoPE columns a tile of 64: powers of
 two, and nothing is padded. Online softmax in base 2, FP32 accumulators.
 
@@ -53,10 +59,9 @@ def candidate_count(lengths_ptr, token, width, HAS_LENGTHS: tl.constexpr):
 
 
 @triton.jit
-def block_slots(
-    block, num_main, main_ptr, extra_ptr, count, extra_count, BLOCK_N: tl.constexpr
-):
+def block_slots(block, candidates, BLOCK_N: tl.constexpr):
     """int32 slots of a block's candidates, -1 where there is none."""
+    num_main, main_ptr, extra_ptr, count, extra_count = candidates
     is_main = block < num_main
     first = tl.where(is_main, block, block - num_main) * BLOCK_N
     position = first + tl.arange(0, BLOCK_N)
@@ -67,16 +72,10 @@ def block_slots(
 
 @triton.jit
 def row_addresses(
-    slot,
-    is_main,
-    cache_ptr,
-    extra_cache_ptr,
-    page_stride,
-    extra_page_stride,
-    PAGE_SIZE: tl.constexpr,
-    EXTRA_PAGE_SIZE: tl.constexpr,
+    slot, is_main, caches, PAGE_SIZE: tl.constexpr, EXTRA_PAGE_SIZE: tl.constexpr
 ):
     """The block's cache, and byte offsets of its data rows and scale rows."""
+    cache_ptr, extra_cache_ptr, page_stride, extra_page_stride = caches
     slot = tl.maximum(slot, 0)
     page = tl.where(is_main, slot // PAGE_SIZE, slot // EXTRA_PAGE_SIZE)
     entry = tl.where(is_main, slot % PAGE_SIZE, slot % EXTRA_PAGE_SIZE)
@@ -104,6 +103,21 @@ def load_rope(base, data, valid):
     column = tl.arange(0, ROPE_DIM)[None, :]
     rows = (base + data[:, None] + NOPE_BYTES).to(tl.pointer_type(tl.bfloat16))
     return tl.load(rows + column, mask=valid[:, None], other=0.0)
+
+
+@triton.jit
+def load_rows(
+    slot, is_main, caches, PAGE_SIZE: tl.constexpr, EXTRA_PAGE_SIZE: tl.constexpr
+):
+    """A block's rows as they are stored: three NoPE tiles, the RoPE tile, and which of
+    the rows count."""
+    valid = slot >= 0
+    base, data, scale = row_addresses(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
+    words_a, codes_a = load_groups(base, data, scale, valid, 0, GROUPS_A)
+    words_b, codes_b = load_groups(base, data, scale, valid, FIRST_B, GROUPS_B)
+    words_c, codes_c = load_groups(base, data, scale, valid, FIRST_C, GROUPS_C)
+    rope = load_rope(base, data, valid)
+    return words_a, codes_a, words_b, codes_b, words_c, codes_c, rope, valid
 
 
 @triton.jit
@@ -199,8 +213,14 @@ def sparse_mla_kernel(
     num_blocks = num_main + tl.cdiv(extra_count, BLOCK_N)
     first_block = num_blocks * split // num_splits
     end_block = num_blocks * (split + 1) // num_splits
-    indices_ptr += token.to(tl.int64) * topk
-    extra_indices_ptr += token.to(tl.int64) * extra_topk
+    candidates = (
+        num_main,
+        indices_ptr + token.to(tl.int64) * topk,
+        extra_indices_ptr + token.to(tl.int64) * extra_topk,
+        count,
+        extra_count,
+    )
+    caches = (cache_ptr, extra_cache_ptr, page_stride, extra_page_stride)
 
     heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_mask = (heads < num_heads)[:, None]
@@ -219,75 +239,24 @@ def sparse_mla_kernel(
     out_rope = tl.zeros((BLOCK_H, ROPE_DIM), tl.float32)
     no_logits = tl.zeros((BLOCK_H, BLOCK_N), tl.float32)
 
-    slot = block_slots(
-        first_block,
-        num_main,
-        indices_ptr,
-        extra_indices_ptr,
-        count,
-        extra_count,
-        BLOCK_N,
-    )
-    valid = slot >= 0
-    base, data, scale = row_addresses(
-        slot,
-        first_block < num_main,
-        cache_ptr,
-        extra_cache_ptr,
-        page_stride,
-        extra_page_stride,
-        PAGE_SIZE,
-        EXTRA_PAGE_SIZE,
-    )
-    words_a, codes_a = load_groups(base, data, scale, valid, 0, GROUPS_A)
-    words_b, codes_b = load_groups(base, data, scale, valid, FIRST_B, GROUPS_B)
-    words_c, codes_c = load_groups(base, data, scale, valid, FIRST_C, GROUPS_C)
-    k_rope = load_rope(base, data, valid)
-    slot = block_slots(
-        first_block + 1,
-        num_main,
-        indices_ptr,
-        extra_indices_ptr,
-        count,
-        extra_count,
-        BLOCK_N,
-    )
+    slot = block_slots(first_block, candidates, BLOCK_N)
+    is_main = first_block < num_main
+    rows = load_rows(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
+    slot = block_slots(first_block + 1, candidates, BLOCK_N)
     for block in range(first_block, end_block):
+        words_a, codes_a, words_b, codes_b, words_c, codes_c, v_rope, counted = rows
         k_a = decode_tile(words_a, codes_a, INTERPRETED)
         k_b = decode_tile(words_b, codes_b, INTERPRETED)
         k_c = decode_tile(words_c, codes_c, INTERPRETED)
-        v_rope = k_rope
-        counted = valid
         logits = multiply(q_a, tl.trans(k_a), no_logits, INTERPRETED)
         logits = multiply(q_b, tl.trans(k_b), logits, INTERPRETED)
         logits = multiply(q_c, tl.trans(k_c), logits, INTERPRETED)
         logits = multiply(q_rope, tl.trans(v_rope), logits, INTERPRETED)
 
         # Past the last block there is nothing to count, and nothing is read.
-        valid = slot >= 0
-        base, data, scale = row_addresses(
-            slot,
-            block + 1 < num_main,
-            cache_ptr,
-            extra_cache_ptr,
-            page_stride,
-            extra_page_stride,
-            PAGE_SIZE,
-            EXTRA_PAGE_SIZE,
-        )
-        words_a, codes_a = load_groups(base, data, scale, valid, 0, GROUPS_A)
-        words_b, codes_b = load_groups(base, data, scale, valid, FIRST_B, GROUPS_B)
-        words_c, codes_c = load_groups(base, data, scale, valid, FIRST_C, GROUPS_C)
-        k_rope = load_rope(base, data, valid)
-        slot = block_slots(
-            block + 2,
-            num_main,
-            indices_ptr,
-            extra_indices_ptr,
-            count,
-            extra_count,
-            BLOCK_N,
-        )
+        is_main = block + 1 < num_main
+        rows = load_rows(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
+        slot = block_slots(block + 2, candidates, BLOCK_N)
 
         logits = tl.where(
             counted[None, :], logits * (softmax_scale * LOG2_E), float("-inf")
