@@ -28,7 +28,13 @@ from sglang_dsv4_nvfp4.attention import dispatch, policy, triton_backend
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
 from sglang_dsv4_nvfp4.cli.tune import Bench
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM
+from sglang_dsv4_nvfp4.layout import (
+    BYTES_PER_TOKEN,
+    LATENT_DIM,
+    NOPE_DIM,
+    ROPE_BYTES,
+    ROPE_DIM,
+)
 
 HERE = Path(__file__).resolve().parent
 HEADS = (16, 64, 128)
@@ -38,14 +44,18 @@ TOPK = 128
 EXTRAS = ((512, 64), (64, 2), (512, 2))
 # SGLang's Triton fallback takes a tenth of a second at 1024 tokens.
 FALLBACK_TOKENS = (32, 64, 1024)
+# SGLang's FP8 pages: FP8 NoPE and BF16 RoPE values, then 8 bytes of E8M0 scales a token.
 FP8_PAGE_SIZE = 64
-FP8_BYTES = 584
-FP8_DATA_BYTES = 576
+FP8_DATA_BYTES = NOPE_DIM + ROPE_BYTES
+FP8_BYTES = FP8_DATA_BYTES + 8
+E8M0_ONE = 127
 FLASHMLA_HEADS = (64, 128)
 FALLBACK = "SGLang's Triton fallback (FP8)"
 FLASHMLA = "FlashMLA (FP8)"
 FLASHINFER = "SGLang with FlashInfer (FP8)"
-INPUT_SETS = 3
+# Input sets take turns; together they go past an L2 where one set is some megabytes.
+INPUT_BYTES = 256 << 20
+MAX_INPUT_SETS = 16
 
 
 class Arm(NamedTuple):
@@ -67,7 +77,9 @@ class AttentionBench:
 
     def rows(self, shape: AttentionShape) -> Iterator[dict]:
         """One row for each NVFP4 kernel and each baseline."""
-        sets = [self.bench.inputs(shape) for _ in range(INPUT_SETS)]
+        row_bytes = shape.num_tokens * (shape.topk + shape.extra_topk) * BYTES_PER_TOKEN
+        count = max(2, min(MAX_INPUT_SETS, INPUT_BYTES // row_bytes))
+        sets = [self.bench.inputs(shape) for _ in range(count)]
         kernels = list(self._kernels(shape, sets))
         baselines = list(self._baselines(shape, sets))
         us = harness.time_arms({arm.name: arm.runs for arm in kernels + baselines})
@@ -209,7 +221,7 @@ class AttentionBench:
 
 
 def _fp8_pages(num_pages: int) -> torch.Tensor:
-    """SGLang's FP8 pages of 64 tokens: finite values, scales of one."""
+    """Normal rows, as NVFP4's pages hold; scales of one."""
     pages = torch.empty(
         num_pages, FP8_PAGE_SIZE * FP8_BYTES, dtype=torch.uint8, device="cuda"
     )
@@ -217,12 +229,11 @@ def _fp8_pages(num_pages: int) -> torch.Tensor:
     data = data.view(num_pages, FP8_PAGE_SIZE, FP8_DATA_BYTES)
     generator = torch.Generator("cuda").manual_seed(1)
     shape = (num_pages, FP8_PAGE_SIZE)
-    nope = torch.randn(*shape, 448, device="cuda", generator=generator)
-    data[:, :, :448] = nope.to(torch.float8_e4m3fn).view(torch.uint8)
-    rope = torch.randn(*shape, 64, device="cuda", generator=generator).bfloat16()
-    data[:, :, 448:] = rope.view(torch.uint8)
-    # E8M0 for one.
-    pages[:, FP8_PAGE_SIZE * FP8_DATA_BYTES :] = 127
+    nope = torch.randn(*shape, NOPE_DIM, device="cuda", generator=generator)
+    data[:, :, :NOPE_DIM] = nope.to(torch.float8_e4m3fn).view(torch.uint8)
+    rope = torch.randn(*shape, ROPE_DIM, device="cuda", generator=generator)
+    data[:, :, NOPE_DIM:] = rope.bfloat16().view(torch.uint8)
+    pages[:, FP8_PAGE_SIZE * FP8_DATA_BYTES :] = E8M0_ONE
     return pages.view(torch.float8_e4m3fn).view(num_pages, FP8_PAGE_SIZE, 1, FP8_BYTES)
 
 

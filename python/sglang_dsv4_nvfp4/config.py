@@ -36,6 +36,11 @@ class ScaleRule(enum.StrEnum):
     FOUR_OVER_SIX = "4over6"
 
 
+# With fewer heads a rank than this, FlashInfer's "sparse" prefill kernel was slower than
+# reading FP8 (benchmark/original_patch).
+FULL_HEADS = 64
+
+
 class Kernel(enum.StrEnum):
     """What reads NVFP4 pages.
 

@@ -6,8 +6,10 @@ In-tree: ``is_nvfp4_kv_cache`` joins ``sglang/srt/layers/attention/dsv4/``, besi
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
+from typing import TYPE_CHECKING
 
 from sglang_dsv4_nvfp4 import __version__, signatures
 from sglang_dsv4_nvfp4.config import (
@@ -19,6 +21,9 @@ from sglang_dsv4_nvfp4.config import (
     scale_rule,
     store_mode,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 _MLA = "flashinfer.mla"
 _CAKE = f"{_MLA}.cake_sparse_mla_sm120_dsv4_nvfp4"
@@ -59,6 +64,7 @@ FLASHINFER_ENTRY_POINTS: dict[str, str] = {
     f"{_CAKE}_plan_splits": f"({_CAKE_SHAPE}, num_sms, max_splits=, head_tiles=)",
     f"{_CAKE}_prefill_head_tiles": "(num_heads)",
     f"{_CAKE}_supported_heads": "()",
+    f"{_CAKE}_format_info": "()",
 }
 
 _DISTRIBUTIONS = (
@@ -107,6 +113,16 @@ def device_name() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+@functools.cache
+def sm_count(device: torch.device) -> int | None:
+    """Multiprocessors of a CUDA device; None where there is none."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def require_nvfp4_support() -> None:

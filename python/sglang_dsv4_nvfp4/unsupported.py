@@ -11,6 +11,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sglang_dsv4_nvfp4.config import (
+    FULL_HEADS,
+    KERNEL_ENV,
     KV_CACHE_FORMAT_ENV,
     Kernel,
     KVCacheFormat,
@@ -129,11 +131,25 @@ def _warn_of_attention_tp(cfg, hf_config) -> None:
         attn_dp_size=cfg.attn_dp_size,
     )
     if attn_tp_size > 1:
+        num_heads = hf_config.num_attention_heads // attn_tp_size
         logger.warning(
-            "NVFP4 KV cache with attention TP %d: %d heads a rank, read by the %s "
-            "kernel. NVFP4 gains most at attention TP 1 (--enable-dp-attention or "
-            "prefill CP)",
+            "NVFP4 KV cache with attention TP %d: %d heads a rank, %s. NVFP4 gains most "
+            "at attention TP 1 (--enable-dp-attention or prefill CP)",
             attn_tp_size,
-            hf_config.num_attention_heads // attn_tp_size,
-            kernel().value,
+            num_heads,
+            _reading_kernels(num_heads, kernel()),
         )
+
+
+def _reading_kernels(num_heads: int, chosen: Kernel) -> str:
+    """What will read the pages, and what is known of it."""
+    if num_heads >= FULL_HEADS or chosen in (Kernel.CAKE, Kernel.TRITON, Kernel.TORCH):
+        return f"read by kernel {chosen}"
+    slow = "slower in prefill than FP8 where it was measured"
+    measure = "`sglang-dsv4-nvfp4 tune` measures what is fastest here"
+    if chosen is Kernel.SPARSE:
+        return f"read by kernel sparse, {slow}; {measure}, with {KERNEL_ENV}=auto"
+    return (
+        "prefill by kernel cake unless it was measured otherwise; past 1024 candidates a "
+        f"query by kernel sparse, {slow}; {measure}"
+    )

@@ -16,7 +16,6 @@ tests against the installed FlashInfer, and its users.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -29,15 +28,17 @@ from sglang_dsv4_nvfp4.attention.decision import (
 )
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
 from sglang_dsv4_nvfp4.config import Kernel
+from sglang_dsv4_nvfp4.platform import sm_count
 
 # Candidates that one chunk of either family covers.
 CHUNK_WIDTH = 64
 # FlashInfer's LSE is base 2.
 _LSE_SCALE = math.log(2)
-# "cake" indexes its partial results' rows, of 512 values, with 32-bit integers.
-_CAKE_MAX_PARTIAL_ROWS = 2**31 // 512
-# Candidate chunks that one block of a "cake" kernel holds.
-_CAKE_MAX_CHUNKS = 16
+# Partial results of a "cake" split-K batch, 1 KiB a row: a GiB of scratch that SGLang's
+# memory budget does not know of. (Its 32-bit offsets would end at four times as many.)
+_CAKE_MAX_PARTIAL_ROWS = 1 << 20
+# FlashInfer's own default for how many parts a "cake" decode splits into.
+_CAKE_DEFAULT_SPLITS = 16
 # RTX PRO 6000 Blackwell's, for asking "cake" what it would do where there is no GPU.
 SM_COUNT_WITHOUT_DEVICE = 188
 
@@ -150,18 +151,17 @@ def cake_decisions(shape: AttentionShape, device: torch.device) -> list[Decision
     """The "cake" kernels that serve the shape, FlashInfer's own choice first."""
     from flashinfer import mla
 
-    sm_count = _sm_count(device)
     widths = dict(topk=shape.topk, extra_topk=shape.extra_topk)
     asked = dict(
         num_tokens=shape.num_tokens,
         num_heads=shape.num_heads,
-        num_sms=sm_count,
+        num_sms=sm_count(device) or SM_COUNT_WITHOUT_DEVICE,
         **widths,
     )
     decisions = []
     if (
         mla.cake_sparse_mla_sm120_dsv4_nvfp4_prefill_head_tiles(shape.num_heads)
-        and num_chunks(shape) <= _CAKE_MAX_CHUNKS
+        and num_chunks(shape) <= _cake_max_chunks()
     ):
         tiles = mla.cake_sparse_mla_sm120_dsv4_nvfp4_plan_prefill(**asked)
         decisions.append(Decision(Kernel.CAKE, Phase.PREFILL, head_tiles=tiles))
@@ -182,22 +182,22 @@ def num_chunks(shape: AttentionShape) -> int:
     )
 
 
+def _cake_max_chunks() -> int:
+    """Candidate chunks that one block of a "cake" kernel holds."""
+    from flashinfer import mla
+
+    return mla.cake_sparse_mla_sm120_dsv4_nvfp4_format_info()["prefill_max_chunks"]
+
+
 def _cake_splits(asked: dict, head_tiles: int, chunks: int) -> int:
     from flashinfer import mla
 
-    # FlashInfer refuses what its default of 16 splits cannot cover; more splits can.
-    max_splits = max(16, math.ceil(chunks / _CAKE_MAX_CHUNKS))
+    # FlashInfer refuses what its default cannot cover; more splits can.
+    max_splits = max(_CAKE_DEFAULT_SPLITS, math.ceil(chunks / _cake_max_chunks()))
     splits, _ = mla.cake_sparse_mla_sm120_dsv4_nvfp4_plan_splits(
         **asked, max_splits=max_splits, head_tiles=head_tiles
     )
     return splits
-
-
-@functools.cache
-def _sm_count(device: torch.device) -> int:
-    if device.type != "cuda":
-        return SM_COUNT_WITHOUT_DEVICE
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _query_and_results(

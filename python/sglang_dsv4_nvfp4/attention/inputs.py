@@ -14,6 +14,9 @@ from sglang_dsv4_nvfp4.arena import is_capturing
 from sglang_dsv4_nvfp4.config import CHECK_INDICES_ENV, checks_indices
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM, kernel_view
 
+# The widest loads of the kernels.
+_ALIGNMENT = 16
+
 
 class AttentionShape(NamedTuple):
     """What decides which kernel serves a call. Page sizes and widths are in tokens."""
@@ -166,6 +169,7 @@ def _candidates(
             f"{prefix}k_cache must be [rows, page_size, 1, {BYTES_PER_TOKEN}], got "
             f"{tuple(k_cache.shape)}"
         )
+    indices_name = f"{prefix}indices_in_kvcache" if prefix else "indices"
     if indices.ndim == 3 and indices.shape[1] == 1:
         indices = indices.squeeze(1)
     if (
@@ -174,7 +178,7 @@ def _candidates(
         or indices.dtype != torch.int32
     ):
         raise ValueError(
-            f"{prefix}indices must be int32 [{num_tokens}, 1, k], got {indices.dtype} "
+            f"{indices_name} must be int32 [{num_tokens}, 1, k], got {indices.dtype} "
             f"{tuple(indices.shape)}"
         )
     if lengths is not None and (
@@ -184,9 +188,16 @@ def _candidates(
             f"{prefix}topk_length must be int32 [{num_tokens}], got {lengths.dtype} "
             f"{tuple(lengths.shape)}"
         )
-    cache = kernel_view(k_cache, k_cache.shape[1])
+    try:
+        cache = kernel_view(k_cache, k_cache.shape[1])
+    except ValueError as error:
+        raise ValueError(f"{prefix}k_cache: {error}") from error
+    if k_cache.data_ptr() % _ALIGNMENT:
+        raise ValueError(
+            f"{prefix}k_cache must start at a multiple of {_ALIGNMENT} bytes"
+        )
     if checks_indices() and not is_capturing(indices.device):
-        _check_slots(f"{prefix}indices", indices, lengths, cache)
+        _check_slots(indices_name, indices, lengths, cache)
     return CandidateSet(cache=cache, indices=indices, lengths=lengths)
 
 

@@ -3,8 +3,9 @@
 Known, for want of an SM120 of our own, are FlashInfer's documentation and the figures of
 the in-tree patch that this project began as (benchmark/original_patch): FlashInfer's
 "sparse" prefill kernel beats FP8 by 24 to 36 % at 64 heads a rank, and loses to it by 33 %
-at 16 and by 2 to 8 % at 32, where it pads heads. "cake" has a prefill kernel per head
-count. Nothing is known of decode that would speak against "sparse".
+at 16 and by 2 to 8 % at 32. "cake" has a prefill kernel per head count. Nothing is known of
+decode that would speak against "sparse"; nor of the Triton kernels on an SM120, so that
+"sparse" comes before them even where it is known to be slow.
 
 In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
 """
@@ -23,12 +24,10 @@ from sglang_dsv4_nvfp4.attention.decision import (
     Phase,
 )
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
-from sglang_dsv4_nvfp4.config import KERNEL_ENV, Kernel
+from sglang_dsv4_nvfp4.config import FULL_HEADS, KERNEL_ENV, Kernel
 
 logger = logging.getLogger(__name__)
 
-# Fewer heads a rank than this leave the "sparse" prefill kernel partly idle.
-FULL_HEADS = 64
 # What each of FlashInfer's families takes; the other kernels take everything.
 _SERVED = {
     Kernel.SPARSE: (
@@ -36,6 +35,7 @@ _SERVED = {
         "or 64"
     ),
     Kernel.CAKE: "8, 16, 32, 48, 64, 80, 96, 112 or 128 heads",
+    Kernel.TRITON: f"up to {triton_backend.MAX_TOKENS} tokens",
 }
 
 
@@ -106,8 +106,8 @@ def _rank(shape: AttentionShape, decision: Decision) -> int:
         is_split_prefill = (
             decision.phase is Phase.DECODE and shape.num_tokens > DECODE_MAX_TOKENS
         )
-        return 3 if is_split_prefill else 1
-    return 4
+        return 4 if is_split_prefill else 1
+    return 3
 
 
 def _flashinfer_serves_device() -> bool:

@@ -7,7 +7,7 @@ A profile is one JSON file a device::
              kernel, phase, chunks, head_tiles, us, spread_us}]}
 
 ``us`` is the median of CUDA-graph replays, ``spread_us`` the distance between the
-quartiles. Outside of SGLang's tree; in-tree it would lie beside the kernel
+quartiles; both are null where the kernel failed. Outside of SGLang's tree; in-tree it would lie beside the kernel
 configurations in ``sglang/srt/layers/``.
 """
 
@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,8 +39,8 @@ _SHAPE_FIELDS = (
     "extra_page_size",
     "num_tokens",
 )
-_DECISION_FIELDS = Decision._fields
 _TUNE = "sglang-dsv4-nvfp4 tune"
+_Line = tuple[Kernel, Phase | None]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Row:
 
     shape: AttentionShape
     decision: Decision
-    us: float
-    spread_us: float
+    us: float | None
+    spread_us: float | None
 
     def as_json(self) -> dict:
         shape = {name: getattr(self.shape, name) for name in _SHAPE_FIELDS}
@@ -71,8 +71,8 @@ class Row:
                 int(row["chunks"]),
                 int(row["head_tiles"]),
             ),
-            us=float(row["us"]),
-            spread_us=float(row["spread_us"]),
+            us=_number(row["us"]),
+            spread_us=_number(row["spread_us"]),
         )
 
 
@@ -88,50 +88,68 @@ class Profile:
     def best(
         self, shape: AttentionShape, decisions: Iterable[Decision]
     ) -> Decision | None:
-        """The fastest of ``decisions`` for ``shape``; None if none was measured.
+        """The fastest of ``decisions`` for ``shape``; None if the profile cannot say.
 
-        Between two measured batches times are interpolated, both on a logarithmic
-        scale; of extra widths that were not measured the nearest one counts.
+        Only batches count at which every one of them was measured, so that none is
+        judged by another batch than its rivals. Between two such batches times are
+        interpolated, both on a logarithmic scale; past the ends the last one counts. Of
+        extra widths the nearest one counts. A kernel that failed there is out.
         """
-        timed = [
-            (us, decision)
-            for decision in decisions
-            if (us := self._expected_us(shape, decision)) is not None
-        ]
-        return min(timed, key=lambda pair: pair[0])[1] if timed else None
-
-    def _expected_us(self, shape: AttentionShape, decision: Decision) -> float | None:
-        rows = [
-            row
-            for row in self.rows
-            if row.decision[:2] == decision[:2]
-            and row.shape.num_heads == shape.num_heads
-            and row.shape.topk == shape.topk
-            and bool(row.shape.extra_topk) == bool(shape.extra_topk)
-            and row.shape.extra_page_size == shape.extra_page_size
-        ]
-        if not rows:
+        by_line = {_line(decision): decision for decision in decisions}
+        points = self._points(shape, by_line.keys())
+        if not points:
             return None
-        width = min(
-            (row.shape.extra_topk for row in rows),
+        below, above = _neighbours(points, shape.num_tokens)
+        expected = {
+            line: _interpolate(
+                (below, points[below][line]),
+                (above, points[above][line]),
+                shape.num_tokens,
+            )
+            for line in by_line
+            if points[below][line] is not None and points[above][line] is not None
+        }
+        if not expected:
+            return None
+        return by_line[min(expected, key=expected.get)]
+
+    def _points(
+        self, shape: AttentionShape, lines: Collection[_Line]
+    ) -> dict[int, dict[_Line, float | None]]:
+        """Times of ``lines`` by batch, at the nearest width that has such a batch."""
+        by_width: dict[int, dict[int, dict[_Line, float | None]]] = {}
+        for row in self.rows:
+            if _layer(row.shape) == _layer(shape) and _line(row.decision) in lines:
+                times = by_width.setdefault(row.shape.extra_topk, {}).setdefault(
+                    row.shape.num_tokens, {}
+                )
+                times[_line(row.decision)] = row.us
+        complete = {
+            width: points
+            for width, by_tokens in by_width.items()
+            if (
+                points := {
+                    tokens: times
+                    for tokens, times in by_tokens.items()
+                    if times.keys() == set(lines)
+                }
+            )
+        }
+        if not complete:
+            return {}
+        nearest = min(
+            complete,
             key=lambda width: abs(math.log((width or 1) / (shape.extra_topk or 1))),
         )
-        return _interpolate(
-            {
-                row.shape.num_tokens: row.us
-                for row in rows
-                if row.shape.extra_topk == width
-            },
-            shape.num_tokens,
-        )
+        return complete[nearest]
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
 
     def has(self, shape: AttentionShape, decision: Decision) -> bool:
-        """Whether this was measured, whatever the chunks were then."""
+        """Whether this was measured or failed, whatever the chunks were then."""
         return any(
-            row.decision[:2] == decision[:2]
+            _line(row.decision) == _line(decision)
             and all(
                 getattr(row.shape, name) == getattr(shape, name)
                 for name in _SHAPE_FIELDS
@@ -228,12 +246,39 @@ def _load(path: Path) -> Profile | None:
     return profile
 
 
-def _interpolate(us_by_tokens: dict[int, float], num_tokens: int) -> float:
-    """Past the measured ends the nearest measurement counts, for every kernel alike."""
-    below = max((t for t in us_by_tokens if t <= num_tokens), default=None)
-    above = min((t for t in us_by_tokens if t >= num_tokens), default=None)
-    if below is None or above is None or below == above:
-        return us_by_tokens[above if below is None else below]
-    share = math.log(num_tokens / below) / math.log(above / below)
-    logs = [math.log(us_by_tokens[tokens]) for tokens in (below, above)]
-    return math.exp(logs[0] + share * (logs[1] - logs[0]))
+def _line(decision: Decision) -> _Line:
+    """What is one line over all batches: a kernel and its phase.
+
+    The Triton kernel's phase is only whether it splits, which its batch decides.
+    """
+    if decision.kernel is Kernel.TRITON:
+        return decision.kernel, None
+    return decision.kernel, decision.phase
+
+
+def _layer(shape: AttentionShape) -> tuple:
+    """What a measurement must share with a shape to say something of it."""
+    return shape.num_heads, shape.topk, shape.page_size, shape.extra_page_size
+
+
+def _neighbours(points: Collection[int], num_tokens: int) -> tuple[int, int]:
+    below = max((tokens for tokens in points if tokens <= num_tokens), default=None)
+    above = min((tokens for tokens in points if tokens >= num_tokens), default=None)
+    if below is None:
+        return above, above
+    return below, below if above is None else above
+
+
+def _interpolate(
+    below: tuple[int, float], above: tuple[int, float], num_tokens: int
+) -> float:
+    """``(tokens, us)`` on both sides; one point twice is its own time."""
+    if below == above:
+        return below[1]
+    share = math.log(num_tokens / below[0]) / math.log(above[0] / below[0])
+    start, end = math.log(below[1]), math.log(above[1])
+    return math.exp(start + share * (end - start))
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)

@@ -19,10 +19,13 @@ from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.kernels import nvfp4_mla
+from sglang_dsv4_nvfp4.platform import sm_count
 
 # Partial results that the merge weighs; past this many, merging costs more than
 # splitting saves.
 MAX_SPLITS = 32
+# CUDA's limit on the grid's second dimension.
+MAX_TOKENS = 65535
 _MERGE_WARPS = 4
 _HOPPER = (9, 0)
 
@@ -55,7 +58,9 @@ def triton_mla(
 
 
 def triton_decisions(shape: AttentionShape, device: torch.device) -> list[Decision]:
-    """The one way in which the kernel serves the shape: it serves all of them."""
+    """The one way in which the kernel serves the shape."""
+    if shape.num_tokens > MAX_TOKENS:
+        return []
     splits = num_splits(shape, device, use_hopper=is_hopper(device))
     phase = Phase.DECODE if splits > 1 else Phase.PREFILL
     return [Decision(Kernel.TRITON, phase, splits)]
@@ -74,7 +79,7 @@ def num_splits(shape: AttentionShape, device: torch.device, *, use_hopper: bool)
         shape.extra_topk, block_candidates
     )
     programs = shape.num_tokens * triton.cdiv(shape.num_heads, block_heads)
-    return max(1, min(_sm_count(device) // programs, blocks, MAX_SPLITS))
+    return max(1, min((sm_count(device) or 1) // programs, blocks, MAX_SPLITS))
 
 
 def portable_launch(num_heads: int) -> Launch:
@@ -195,10 +200,3 @@ def _rows_are_dense(q: torch.Tensor) -> bool:
 def is_hopper(device: torch.device) -> bool:
     # The warp-specialized kernel is written for this chip's instructions alone.
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == _HOPPER
-
-
-@functools.cache
-def _sm_count(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -55,7 +55,7 @@ def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
         "--heads",
         type=_positive,
         nargs="+",
-        help="heads a rank (default: the model's at attention TP 1, 2 and 4)",
+        help="heads a rank (default: the model's at attention TP 1, 2, 4 and 8)",
     )
     command.add_argument(
         "--tokens",
@@ -67,7 +67,8 @@ def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the profile (default: where the planner looks)",
+        help="the profile (default: where the planner looks; it looks elsewhere if "
+        "SGLANG_SM120_NVFP4_PROFILE says so)",
     )
     command.add_argument(
         "--restart", action="store_true", help="measure anew what FILE has already"

@@ -25,8 +25,9 @@ from sglang_dsv4_nvfp4.attention.inputs import (
 )
 from sglang_dsv4_nvfp4.cli.models import ModelFacts, model_facts
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM, MAX_KERNEL_PAGE_SIZE
+from sglang_dsv4_nvfp4.layout import LATENT_DIM, MAX_KERNEL_PAGE_SIZE
 from sglang_dsv4_nvfp4.platform import device_name, versions
+from sglang_dsv4_nvfp4.quantize import quantize_pack
 
 # Dense around 64, where FlashInfer changes kernels and the original patch saw a
 # regression.
@@ -34,22 +35,22 @@ TOKENS = (
     *(1, 2, 4, 8, 16, 32, 48, 63, 64, 65, 72, 96),
     *(128, 256, 512, 1024, 2048, 4096, 8192),
 )
-# Attention TP 1, 2 and 4.
-_TENSOR_PARALLEL = (1, 2, 4)
+_ATTENTION_TP = (1, 2, 4, 8)
 # Entries of a c128 layer at 8 thousand, 64 thousand and half a million tokens.
 _C128_WIDTHS = (64, 512, 4096)
 _C128_PAGE_SIZE = 2
-# A pool past any L2, with slots drawn from all of it.
-_POOL_BYTES = 256 << 20
+# A pool past any L2 (an RTX PRO 6000 has 128 MB), with slots drawn from all of it.
+_POOL_BYTES = 512 << 20
+_DISTINCT_ROWS = 1 << 15
 _REPLAYS = 20
 _WARMUP_REPLAYS = 3
 
 
 class Timing(NamedTuple):
-    """Microseconds: the median, and the distance between the quartiles."""
+    """Microseconds: the median, and the distance between the quartiles. None: failed."""
 
-    us: float
-    spread_us: float
+    us: float | None
+    spread_us: float | None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     path = args.out or profile.default_path()
     made = _profile_to_go_on_with(path, args.restart)
-    heads = args.heads or [model.num_heads // size for size in _TENSOR_PARALLEL]
+    heads = args.heads or [model.num_heads // size for size in _ATTENTION_TP]
     shapes = list(shapes_of(model, heads, args.tokens or TOKENS))
     print(f"{device_name()}: {len(shapes)} shapes of {model.name}, into {path}")
     tune(made, path, shapes, Bench(torch.device("cuda")).time)
@@ -102,7 +103,7 @@ def tune(
 ) -> None:
     """Add to ``made``, and to ``path``, what it lacks.
 
-    A kernel that fails is named and left out: the planner will not take it.
+    A kernel that fails is named, and noted, so that the planner does not take it there.
     """
     started = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,19 +111,27 @@ def tune(
         for decision in policy.eligible(shape, device, Kernel.AUTO):
             if made.has(shape, decision):
                 continue
-            place = f"[{number}/{len(shapes)} {time.monotonic() - started:.0f} s]"
-            try:
-                timing = time_decision(shape, decision)
-            except (RuntimeError, ValueError) as error:
-                print(f"{place} {shape}: {decision} failed: {error}", flush=True)
-                continue
+            timing, outcome = _attempt(time_decision, shape, decision)
             made.add(profile.Row(shape, decision, *timing))
             made.write(path)
             print(
-                f"{place} {shape}: {decision}: {timing.us:.1f} us "
-                f"(quartiles {timing.spread_us:.1f} us apart)",
+                f"[{number}/{len(shapes)} {time.monotonic() - started:.0f} s] {shape}: "
+                f"{decision}: {outcome}",
                 flush=True,
             )
+
+
+def _attempt(
+    time_decision: Callable[[AttentionShape, Decision], Timing],
+    shape: AttentionShape,
+    decision: Decision,
+) -> tuple[Timing, str]:
+    # A kernel can fail in as many ways as there are compilers and drivers below it.
+    try:
+        timing = time_decision(shape, decision)
+    except Exception as error:
+        return Timing(None, None), f"failed ({type(error).__name__}: {error})"
+    return timing, f"{timing.us:.1f} us (quartiles {timing.spread_us:.1f} us apart)"
 
 
 class Bench:
@@ -131,32 +140,32 @@ class Bench:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(0)
-        self.num_slots = _POOL_BYTES // BYTES_PER_TOKEN // 64 * 64
-        # Any bytes will do for the time, but for the two that are E4M3's NaN.
-        pool = torch.randint(
-            0,
-            0x7F,
-            (self.num_slots * BYTES_PER_TOKEN,),
-            dtype=torch.uint8,
-            device=device,
-            generator=self.generator,
-        )
         self.caches = {
-            page_size: pool.view(-1, page_size, BYTES_PER_TOKEN)
+            page_size: self._pool(page_size)
             for page_size in (MAX_KERNEL_PAGE_SIZE, _C128_PAGE_SIZE)
         }
+        pages = self.caches[MAX_KERNEL_PAGE_SIZE]
+        self.num_slots = len(pages) * MAX_KERNEL_PAGE_SIZE
+        # Writing it leaves no row in the L2.
+        self.flush = torch.empty(_POOL_BYTES, dtype=torch.uint8, device=device)
 
     def time(self, shape: AttentionShape, decision: Decision) -> Timing:
-        """Replays of a CUDA graph of one launch."""
+        """Replays of a CUDA graph of one launch, each with rows that no cache holds.
+
+        Raises:
+            RuntimeError: the output is not finite; and whatever the kernel raises.
+        """
         inputs = self.inputs(shape)
-        dispatch.launch(inputs, decision)
-        torch.cuda.synchronize()
+        output, _ = dispatch.launch(inputs, decision)
+        if not output.isfinite().all():
+            raise RuntimeError("its output is not finite")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             dispatch.launch(inputs, decision)
         times = []
         for replay in range(_WARMUP_REPLAYS + _REPLAYS):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.flush.zero_()
             start.record()
             graph.replay()
             stop.record()
@@ -165,6 +174,16 @@ class Bench:
                 times.append(start.elapsed_time(stop) * 1000)
         low, middle, high = statistics.quantiles(times, n=4)
         return Timing(us=middle, spread_us=high - low)
+
+    def _pool(self, page_size: int) -> torch.Tensor:
+        """Pages of normal rows, the same ones again and again."""
+        rows = torch.randn(
+            (_DISTINCT_ROWS // page_size, page_size, LATENT_DIM),
+            device=self.device,
+            generator=self.generator,
+        )
+        pages = quantize_pack(rows.bfloat16())
+        return pages.repeat(_POOL_BYTES // pages.nbytes, 1, 1)
 
     def inputs(self, shape: AttentionShape) -> SparseMLAInputs:
         q = torch.randn(
@@ -202,11 +221,14 @@ class Bench:
 
 
 def _profile_to_go_on_with(path: Path, restart: bool) -> profile.Profile:
-    """What ``path`` holds, if it is of this device and these versions."""
-    if not restart and path.exists():
+    """What ``path`` holds, if it is of this device and these versions.
+
+    What is not gone on with is kept beside it.
+    """
+    if path.exists():
         try:
             found = profile.read(path)
-            reason = profile.misfit(found)
+            reason = "asked for" if restart else profile.misfit(found)
         except ValueError as error:
             reason = str(error)
         if reason is None:
@@ -214,5 +236,5 @@ def _profile_to_go_on_with(path: Path, restart: bool) -> profile.Profile:
             return found
         kept = path.with_suffix(".old.json")
         path.replace(kept)
-        print(f"{path} starts anew: {reason}. The old one is {kept}")
+        print(f"{path} starts anew ({reason}); the old one is {kept}")
     return profile.Profile(device=device_name(), versions=versions())

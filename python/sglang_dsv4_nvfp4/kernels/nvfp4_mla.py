@@ -253,7 +253,7 @@ def sparse_mla_kernel(
         logits = multiply(q_c, tl.trans(k_c), logits, INTERPRETED)
         logits = multiply(q_rope, tl.trans(v_rope), logits, INTERPRETED)
 
-        # Past the last block there is nothing to count, and nothing is read.
+        # What comes after the part's last block is not used.
         is_main = block + 1 < num_main
         rows = load_rows(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
         slot = block_slots(block + 2, candidates, BLOCK_N)

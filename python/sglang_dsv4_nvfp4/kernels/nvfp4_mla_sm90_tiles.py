@@ -195,7 +195,7 @@ def produce(
     """Fill the tiles of blocks ``first_block`` to ``end_block``, one after the other.
 
     While one half is dequantized the next half's rows travel, and the slots of the one
-    after that. Past the last block there are no candidates, and nothing is read.
+    after that. What comes after the part's last block is not used.
     """
     num_main = candidates[0]
     slot = half_slots(first_block, candidates, 0)

@@ -121,7 +121,9 @@ class TestCheckedIndices:
             extra_k_cache=torch.zeros(4, 2, 1, 384, dtype=torch.uint8),
             extra_indices_in_kvcache=self.slots(8),
         )
-        with pytest.raises(ValueError, match=r"extra_indices\[1, 7\] is slot 8, past"):
+        with pytest.raises(
+            ValueError, match=r"extra_indices_in_kvcache\[1, 7\] is slot 8, past"
+        ):
             flash_mla_with_nvfp4_kvcache(**arguments(**extra))
 
     def test_slots_that_do_not_count_are_no_fault(self):
@@ -149,11 +151,27 @@ def test_softmax_scale_defaults_to_the_models(generator):
     ("named", "changes"),
     [
         ("head_dim_v", {"head_dim_v": 448}),
+        ("^k_cache: ", {"k_cache": torch.zeros(2, 64, 1, 384)}),
+        (
+            "^k_cache must start at a multiple of 16",
+            {
+                "k_cache": torch.zeros(2 * 64 * 384 + 8, dtype=torch.uint8)[8:].view(
+                    2, 64, 1, 384
+                )
+            },
+        ),
+        (
+            "^extra_k_cache: .*contiguous",
+            {
+                "extra_k_cache": torch.zeros(8, 2, 1, 384, dtype=torch.uint8)[::2],
+                "extra_indices_in_kvcache": torch.zeros(TOKENS, 1, 64).int(),
+            },
+        ),
         ("q must be", {"q": torch.zeros(TOKENS, HEADS, 512, dtype=torch.bfloat16)}),
         ("q must be bfloat16", {"q": torch.zeros(TOKENS, 1, HEADS, 512)}),
         ("k_cache", {"k_cache": torch.zeros(2, 64 * 384, dtype=torch.uint8)}),
         (
-            "contiguous",
+            "^k_cache: .*contiguous",
             {"k_cache": torch.zeros(4, 64, 1, 384, dtype=torch.uint8)[::2]},
         ),
         ("indices", {"indices": torch.zeros(TOKENS, 1, 128, dtype=torch.int64)}),

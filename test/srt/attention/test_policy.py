@@ -100,11 +100,17 @@ def measured(monkeypatch, tmp_path):
     path = tmp_path / "profile.json"
     monkeypatch.setenv("SGLANG_SM120_NVFP4_PROFILE", str(path))
     made = Profile(device=profile.device_name(), versions=versions())
-    for tokens, times in ((64, (30.0, 20.0, 10.0)), (1024, (40.0, 30.0, 400.0))):
+    for tokens, times in (
+        (64, (30.0, 30.0, 20.0, 90.0, 10.0)),
+        (1024, (40.0, 40.0, 30.0, 90.0, 400.0)),
+    ):
         decisions = (
-            SPARSE_DECODE if tokens <= 64 else SPARSE_PREFILL,
+            SPARSE_DECODE,
+            SPARSE_PREFILL,
             Decision(Kernel.CAKE, Phase.PREFILL),
-            Decision(Kernel.TRITON, Phase.PREFILL),
+            Decision(Kernel.CAKE, Phase.DECODE),
+            # Its phase is whether it splits, and no line of its own.
+            Decision(Kernel.TRITON, Phase.DECODE if tokens == 64 else Phase.PREFILL),
         )
         for decision, us in zip(decisions, times, strict=True):
             made.add(Row(shape(tokens), decision, us, 0.1))
@@ -131,6 +137,63 @@ def test_a_profile_says_nothing_of_other_heads(measured):
 
 def test_a_named_kernel_wins_over_the_profile(measured):
     assert decide(shape(1024), Kernel.SPARSE).kernel is Kernel.SPARSE
+
+
+class TestNoKernelIsJudgedByAnotherBatchThanItsRivals:
+    """Triton takes 1.5 times cake's time everywhere, and one of both is missing."""
+
+    DECISIONS = (
+        Decision(Kernel.CAKE, Phase.PREFILL),
+        Decision(Kernel.TRITON, Phase.PREFILL),
+    )
+
+    def profile(self, *missing, failed=()):
+        made = Profile(device="here", versions={})
+        for tokens in (1024, 4096, 8192):
+            for decision, factor in zip(self.DECISIONS, (1.0, 1.5), strict=True):
+                key = (decision.kernel, tokens)
+                us = None if key in failed else factor * tokens
+                if key not in missing:
+                    made.add(
+                        Row(shape(tokens), decision, us, None if us is None else 0)
+                    )
+        return made
+
+    @pytest.mark.parametrize("num_tokens", [512, 3000, 6000, 8192, 16384])
+    @pytest.mark.parametrize("kernel", [Kernel.CAKE, Kernel.TRITON])
+    @pytest.mark.parametrize("tokens", [4096, 8192])
+    def test_an_interrupted_run(self, kernel, tokens, num_tokens):
+        made = self.profile((kernel, tokens))
+        assert made.best(shape(num_tokens), self.DECISIONS).kernel is Kernel.CAKE
+
+    def test_a_kernel_that_failed_is_out_there_and_in_between(self):
+        made = self.profile(failed={(Kernel.CAKE, 8192)})
+        for num_tokens, kernel in (
+            (4096, Kernel.CAKE),
+            (4100, Kernel.TRITON),
+            (8192, Kernel.TRITON),
+            (16384, Kernel.TRITON),
+        ):
+            assert made.best(shape(num_tokens), self.DECISIONS).kernel is kernel
+
+    def test_where_all_failed_the_profile_says_nothing(self):
+        failed = {(kernel, 8192) for kernel in (Kernel.CAKE, Kernel.TRITON)}
+        assert self.profile(failed=failed).best(shape(8192), self.DECISIONS) is None
+
+    def test_a_kernel_that_was_never_measured_silences_it(self):
+        never = [(Kernel.TRITON, tokens) for tokens in (1024, 4096, 8192)]
+        assert self.profile(*never).best(shape(2048), self.DECISIONS) is None
+
+
+def test_a_split_batch_of_gigabytes_is_not_offered():
+    wide = shape(8192, 64, 4096)._replace(extra_page_size=2)
+    kinds = {made[:2] for made in policy.eligible(wide, CPU, Kernel.CAKE)}
+    assert (Kernel.CAKE, Phase.DECODE) not in kinds
+
+
+def test_more_tokens_than_a_grid_holds():
+    with pytest.raises(ValueError, match="no triton kernel serves.*65535 tokens"):
+        decide(shape(70000), Kernel.TRITON)
 
 
 def test_the_launch_is_the_present_one_not_the_profiles(measured):

@@ -4,10 +4,13 @@ import importlib.metadata
 import json
 
 import pytest
+import torch
 
+from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.profile import Profile
 from sglang_dsv4_nvfp4.cli import doctor
 from sglang_dsv4_nvfp4.cli.main import main
+from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.platform import versions
 
 
@@ -94,6 +97,7 @@ def test_a_whitelist_that_leaves_the_plugin_out_is_reported(device, monkeypatch)
     [
         ("SGLANG_SM120_FLASHMLA_BACKEND", "cutlass"),
         ("SGLANG_SM120_NVFP4_KERNEL", "fast"),
+        ("SGLANG_SM120_NVFP4_CHECK_INDICES", "yes"),
         ("SGLANG_SM120_NVFP4_STORE", "eager"),
         ("SGLANG_SM120_NVFP4_SCALE_RULE", "amax8"),
     ],
@@ -109,10 +113,31 @@ def test_a_profile_of_another_device_is_reported(device, monkeypatch, tmp_path):
     Profile(device="NVIDIA Other", versions=versions()).write(path)
     monkeypatch.setenv("SGLANG_SM120_NVFP4_PROFILE", str(path))
     check = findings(doctor.examine())["profile"]
-    assert not check["ok"] and "NVIDIA Other" in check["detail"]
+    assert check["ok"] and "ignored" in check["detail"]
+    assert "NVIDIA Other" in check["detail"]
     assert "tune" in check["remedy"]
 
 
 def test_a_missing_profile_is_well_but_tune_is_named(device):
     check = findings(doctor.examine())["profile"]
     assert check["ok"] and "tune" in check["remedy"]
+
+
+def test_decisions_are_listed_on_an_sm120(device, monkeypatch, capsys):
+    """The planner's own, for decode, the boundary at 64, and prefill."""
+    asked = []
+
+    def plan(self, shape, device, kernel):
+        asked.append(shape)
+        return Decision(Kernel.CAKE, Phase.PREFILL, head_tiles=2)
+
+    monkeypatch.setattr(doctor.Planner, "plan", plan)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (12, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA RTX")
+    assert main(["doctor"]) == 0
+    output = capsys.readouterr().out
+    assert {shape.num_tokens for shape in asked} == {1, 64, 65, 8192}
+    assert {shape.num_heads for shape in asked} == {64, 16}
+    assert output.count("cake/prefill, chunks 1, head tiles 2") == len(asked)

@@ -6,8 +6,10 @@ A stand-in takes the place of the stopwatch: the CPU has nothing to time here.
 import json
 
 import pytest
+import torch
+from triton.errors import TritonError
 
-from sglang_dsv4_nvfp4.attention import profile
+from sglang_dsv4_nvfp4.attention import profile, torch_backend
 from sglang_dsv4_nvfp4.attention.profile import Profile
 from sglang_dsv4_nvfp4.cli import tune
 from sglang_dsv4_nvfp4.cli.main import main
@@ -95,15 +97,45 @@ def test_an_interrupted_run_goes_on(elsewhere, path):
     assert len(profile.read(path).rows) == len(shapes())
 
 
-def test_a_kernel_that_fails_is_named_and_left_out(elsewhere, path, capsys):
+def test_a_kernel_that_fails_is_named_and_noted(elsewhere, path, capsys):
+    """However it fails: Triton's errors derive from Exception alone."""
+
     def time_decision(shape, decision):
         if shape.num_tokens == 64:
-            raise RuntimeError("too many resources requested")
+            raise TritonError("out of resource: shared memory")
         return tune.Timing(1.0, 0.0)
 
     tune.tune(fresh(), path, shapes(), time_decision)
-    assert {row.shape.num_tokens for row in profile.read(path).rows} == {1}
-    assert "too many resources requested" in capsys.readouterr().out
+    made = profile.read(path)
+    assert {row.us for row in made.rows if row.shape.num_tokens == 64} == {None}
+    (triton,) = {row.decision for row in made.rows if row.shape.num_tokens == 64}
+    assert made.best(shapes()[1], [triton]) is None
+    assert made.best(shapes()[0], [triton]) is triton
+    printed = capsys.readouterr().out
+    assert "failed (TritonError: out of resource: shared memory)" in printed
+
+
+def test_starting_anew_keeps_what_was_there(path, capsys):
+    whole = fresh()
+    whole.write(path)
+    assert tune._profile_to_go_on_with(path, restart=True).rows == []
+    assert profile.read(path.with_suffix(".old.json")) == whole
+    assert str(path.with_suffix(".old.json")) in capsys.readouterr().out
+
+
+def test_inputs_are_rows_of_a_normal_size(elsewhere, monkeypatch):
+    """What is timed must be what is served: finite, and a softmax over many."""
+    monkeypatch.setattr(tune, "_POOL_BYTES", 64 * 64 * 384)
+    monkeypatch.setattr(tune, "_DISTINCT_ROWS", 64 * 32)
+    bench = tune.Bench(torch.device("cpu"))
+    (shape,) = [made for made in shapes(tokens=(4,)) if made.extra_page_size == 64]
+    inputs = bench.inputs(shape)
+    output, lse = torch_backend.torch_mla(inputs)
+    assert output.isfinite().all() and lse.isfinite().all()
+    # One candidate with all the weight would put its row, of norm 22, out.
+    assert output.float().norm(dim=-1).max() < 8
+    for part in (inputs.main, inputs.extra):
+        assert int(part.indices.max()) < part.cache.shape[0] * part.cache.shape[1]
 
 
 def test_a_profile_that_does_not_fit_is_kept_aside(path, capsys):

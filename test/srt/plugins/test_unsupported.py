@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,24 @@ def test_attention_tp_is_served_with_one_warning(check, caplog):
         check(attn_dp_size=1)
     (record,) = caplog.records
     assert "attention TP 4: 16 heads a rank" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("auto", "prefill by kernel cake.*past 1024 candidates.*sparse, slower.*tune"),
+        ("sparse", "read by kernel sparse, slower.*tune.*SGLANG_SM120_NVFP4_KERNEL"),
+        ("triton", "read by kernel triton"),
+    ],
+)
+def test_attention_tp_says_what_reads_and_how_fast_it_is_known_to_be(
+    check, caplog, monkeypatch, kernel, said
+):
+    monkeypatch.setenv("SGLANG_SM120_NVFP4_KERNEL", kernel)
+    with caplog.at_level(logging.WARNING):
+        check(attn_dp_size=1)
+    (record,) = caplog.records
+    assert re.search(said, record.getMessage())
 
 
 def test_prefill_cp_takes_the_tp_group_without_a_warning(check, caplog):
