@@ -113,13 +113,8 @@ def make_inputs(
             looked for only if ``SGLANG_SM120_NVFP4_CHECK_INDICES`` is 1, and outside
             of CUDA graph capture: the check synchronizes.
     """
-    if q.ndim != 4 or q.shape[1] != 1 or q.shape[3] != LATENT_DIM:
-        raise ValueError(
-            f"q must be [tokens, 1, heads, {LATENT_DIM}], got {tuple(q.shape)}"
-        )
-    if q.dtype != torch.bfloat16:
-        raise ValueError(f"q must be bfloat16, got {q.dtype}")
-    num_tokens, _, num_heads, _ = q.shape
+    _check_query(q, attn_sink)
+    num_tokens = q.shape[0]
     if (extra_k_cache is None) != (extra_indices is None):
         raise ValueError(
             "extra_k_cache and extra_indices_in_kvcache must be given together"
@@ -136,13 +131,6 @@ def make_inputs(
         extra_indices_in_kvcache=extra_indices,
         extra_topk_length=extra_topk_length,
     )
-    if attn_sink is not None and (
-        attn_sink.dtype != torch.float32 or attn_sink.shape != (num_heads,)
-    ):
-        raise ValueError(
-            f"attn_sink must be float32 [{num_heads}], got {attn_sink.dtype} "
-            f"{tuple(attn_sink.shape)}"
-        )
     extra = None
     if extra_k_cache is not None:
         extra = _candidates(
@@ -155,6 +143,23 @@ def make_inputs(
         attn_sink=attn_sink,
         softmax_scale=LATENT_DIM**-0.5 if softmax_scale is None else softmax_scale,
     )
+
+
+def _check_query(q: torch.Tensor, attn_sink: torch.Tensor | None) -> None:
+    if q.ndim != 4 or q.shape[1] != 1 or q.shape[3] != LATENT_DIM:
+        raise ValueError(
+            f"q must be [tokens, 1, heads, {LATENT_DIM}], got {tuple(q.shape)}"
+        )
+    if q.dtype != torch.bfloat16:
+        raise ValueError(f"q must be bfloat16, got {q.dtype}")
+    num_heads = q.shape[2]
+    if attn_sink is not None and (
+        attn_sink.dtype != torch.float32 or attn_sink.shape != (num_heads,)
+    ):
+        raise ValueError(
+            f"attn_sink must be float32 [{num_heads}], got {attn_sink.dtype} "
+            f"{tuple(attn_sink.shape)}"
+        )
 
 
 def _candidates(

@@ -127,6 +127,42 @@ def _launch(
     use_hopper: bool,
 ) -> None:
     num_tokens, num_heads, _ = q.shape
+    arguments, constants = _arguments(inputs, q, sink, results, num_splits)
+    if use_hopper:
+        from sglang_dsv4_nvfp4.kernels import nvfp4_mla_sm90
+
+        grid = (
+            triton.cdiv(num_heads, nvfp4_mla_sm90.BLOCK_H.value),
+            num_tokens,
+            num_splits,
+        )
+        nvfp4_mla_sm90.sparse_mla_kernel[grid](
+            *arguments, **constants, num_warps=nvfp4_mla_sm90.CONSUMER_WARPS
+        )
+        return
+    launch = portable_launch(num_heads)
+    grid = (triton.cdiv(num_heads, launch.block_heads), num_tokens, num_splits)
+    nvfp4_mla.sparse_mla_kernel[grid](
+        *arguments,
+        **constants,
+        BLOCK_H=launch.block_heads,
+        BLOCK_N=launch.block_candidates,
+        INTERPRETED=knobs.runtime.interpret,
+        num_warps=launch.num_warps,
+        # The next block is loaded ahead by hand; Triton's pipeliner is not asked.
+        num_stages=1,
+    )
+
+
+def _arguments(
+    inputs: SparseMLAInputs,
+    q: torch.Tensor,
+    sink: torch.Tensor | None,
+    results: tuple[torch.Tensor, torch.Tensor],
+    num_splits: int,
+) -> tuple[tuple, dict]:
+    """What both kernels take: arguments by position, and constants by name."""
+    num_tokens, num_heads, _ = q.shape
     main = inputs.main
     # Without an extra cache the main one stands in, with no candidates.
     extra = inputs.extra or main
@@ -153,36 +189,12 @@ def _launch(
         num_splits,
         inputs.softmax_scale,
     )
-    constants = dict(
+    return arguments, dict(
         PAGE_SIZE=main.cache.shape[1],
         EXTRA_PAGE_SIZE=extra.cache.shape[1],
         HAS_LENGTHS=main.lengths is not None,
         HAS_EXTRA_LENGTHS=extra.lengths is not None,
         HAS_SINK=sink is not None,
-    )
-    if use_hopper:
-        from sglang_dsv4_nvfp4.kernels import nvfp4_mla_sm90
-
-        grid = (
-            triton.cdiv(num_heads, nvfp4_mla_sm90.BLOCK_H.value),
-            num_tokens,
-            num_splits,
-        )
-        nvfp4_mla_sm90.sparse_mla_kernel[grid](
-            *arguments, **constants, num_warps=nvfp4_mla_sm90.CONSUMER_WARPS
-        )
-        return
-    launch = portable_launch(num_heads)
-    grid = (triton.cdiv(num_heads, launch.block_heads), num_tokens, num_splits)
-    nvfp4_mla.sparse_mla_kernel[grid](
-        *arguments,
-        **constants,
-        BLOCK_H=launch.block_heads,
-        BLOCK_N=launch.block_candidates,
-        INTERPRETED=knobs.runtime.interpret,
-        num_warps=launch.num_warps,
-        # The next block is loaded ahead by hand; Triton's pipeliner is not asked.
-        num_stages=1,
     )
 
 
