@@ -10,6 +10,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.pool_configurator import DSV4PoolConfigurator
 
 # Tokens in one of SGLang's logical pages; its CUDA backend insists on it.
 PAGE_SIZE = 256
@@ -98,15 +102,25 @@ class Capacity:
     window_pool_bytes: float
 
 
+@dataclass(frozen=True)
+class Rank:
+    """What one rank holds of a model.
+
+    layers: the first one and the one past the last; None for all of them.
+    attn_dp_size: data-parallel attention ranks that share the requests.
+    """
+
+    layers: tuple[int, int] | None = None
+    attn_dp_size: int = 1
+
+
 def capacity_in_budget(model: ModelFacts, budget_bytes: int) -> Capacity:
     """Capacity of one rank that holds all layers, in the environment's format.
 
     SGLang's context must be published: it decides the rest (the request limit, the
     prefill chunk, speculation).
     """
-    from sglang.srt.model_executor.pool_configurator import DSV4PoolConfigurator
-
-    config = DSV4PoolConfigurator(_kv_cache_configurator(model))
+    config = pool_configurator(model)
     sizes = config.calculate_pool_sizes(budget_bytes, PAGE_SIZE)
     return Capacity(
         tokens=sizes.max_total_num_tokens,
@@ -115,13 +129,19 @@ def capacity_in_budget(model: ModelFacts, budget_bytes: int) -> Capacity:
     )
 
 
-def _kv_cache_configurator(model: ModelFacts) -> SimpleNamespace:
-    """What ``DSV4PoolConfigurator`` reads of SGLang's ``KVCacheConfigurator``."""
+def pool_configurator(
+    model: ModelFacts, rank: Rank | None = None
+) -> DSV4PoolConfigurator:
+    """SGLang's own, told what it reads of its ``KVCacheConfigurator``."""
+    from sglang.srt.model_executor.pool_configurator import DSV4PoolConfigurator
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    rank = rank or Rank()
     num_layers = len(model.compress_ratios)
-    return SimpleNamespace(
+    start_layer, end_layer = rank.layers or (0, num_layers)
+    holds_all = (start_layer, end_layer) == (0, num_layers)
+    told = SimpleNamespace(
         kv_cache_dtype_str="fp8_e4m3",
         model_config=SimpleNamespace(
             qk_nope_head_dim=model.qk_nope_head_dim,
@@ -132,12 +152,15 @@ def _kv_cache_configurator(model: ModelFacts) -> SimpleNamespace:
             compress_ratios=list(model.compress_ratios),
             hf_config=SimpleNamespace(kv_source_layer_ids=[]),
         ),
-        layer_info=SimpleNamespace(start_layer=0, end_layer=num_layers),
-        pp_size=1,
+        layer_info=SimpleNamespace(start_layer=start_layer, end_layer=end_layer),
+        # Only whether there is more than one stage, and a rank for the log.
+        pp_size=1 if holds_all else 2,
+        pp_group=SimpleNamespace(rank_in_group=0),
         page_size=PAGE_SIZE,
         sliding_window_size=model.sliding_window,
-        attn_dp_size=1,
+        attn_dp_size=rank.attn_dp_size,
         spec_algorithm=SpeculativeAlgorithm.from_string(
             get_spec().speculative_algorithm
         ),
     )
+    return DSV4PoolConfigurator(told)

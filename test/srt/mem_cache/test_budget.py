@@ -1,8 +1,18 @@
 """The byte budget: SGLang's own configurator, in both formats."""
 
 import pytest
+import torch
 
-from sglang_dsv4_nvfp4.cli.models import V4_FLASH, capacity_in_budget
+from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.cli import pools
+from sglang_dsv4_nvfp4.cli.models import (
+    PAGE_SIZE,
+    V4_FLASH,
+    ModelFacts,
+    Rank,
+    capacity_in_budget,
+    pool_configurator,
+)
 from sglang_dsv4_nvfp4.cli.sandbox import kv_cache_format_scope
 from sglang_dsv4_nvfp4.config import KVCacheFormat
 
@@ -65,3 +75,112 @@ def test_the_pools_allocate_what_the_configurator_counted(device, capacity):
     }
     counted = capacity("nvfp4")
     assert layer_bytes(per_slot) == counted.bytes_per_full_token
+
+
+# 61 layers in V4-Flash's order: V4-Pro's own ratios are not known here.
+LARGE = ModelFacts(
+    name="like V4-Pro",
+    compress_ratios=(0, 0, *(4, 128) * 29, 4),
+    num_heads=128,
+    index_topk=1024,
+    context_len=1048576,
+)
+MTP = dict(
+    speculative_algorithm="EAGLE",
+    speculative_num_steps=3,
+    speculative_eagle_topk=1,
+    speculative_num_draft_tokens=4,
+)
+RANKS = {
+    "whole": (Rank(), {}),
+    "attention DP 4": (Rank(attn_dp_size=4), dict(max_running_requests=256)),
+    "first of two stages": (Rank(layers=(0, 22)), {}),
+    "last of two stages": (Rank(layers=(22, 43)), {}),
+    # A stage without c128: its pool has no such cache, and its budget no such price.
+    "a stage of one c4 layer": (Rank(layers=(2, 3)), {}),
+    "MTP": (Rank(), MTP),
+    "prefill server": (Rank(), dict(disaggregation_mode="prefill")),
+    "decode server": (
+        Rank(),
+        dict(disaggregation_mode="decode", disaggregation_decode_extra_slots=8),
+    ),
+}
+BUDGET = 96 * GIB
+
+
+def buffers(pool):
+    """Every buffer that grows with the budget, and the bytes of it that SGLang reserves
+    beyond: a full page of slots, whatever a buffer's own pages hold; of states, rings.
+    """
+    caches = (pool.swa_kv_pool, *pool.kv_pools.values())
+    for cache in filter(None, caches):
+        for buffer in cache.kv_buffer:
+            yield buffer, buffer[0].nbytes * PAGE_SIZE // cache.page_size
+    for indexer in filter(None, pool.index_pools.values()):
+        for buffer in indexer.contiguous_page_row_buffers():
+            yield buffer, buffer[0].nbytes * PAGE_SIZE // indexer.page_size
+    for states in (pool.compress_state_pools, pool.indexer_compress_state_pools):
+        for state in filter(None, states):
+            scores = state.kv_score_buffer.kv_score
+            yield scores, scores[0].nbytes * 2 * state.ring_size
+
+
+def built(model, rank, kv_format, server_args):
+    """The pool that SGLang would build in BUDGET, on the device of shapes alone."""
+    from sglang.srt.mem_cache import deepseek_v4_memory_pool
+    from sglang.srt.runtime_context import get_context
+
+    server = dict(
+        max_running_requests=64, chunked_prefill_size=8192, page_size=PAGE_SIZE
+    )
+    server |= server_args
+    pool_cls = {
+        "fp8": seams.stock(seams.TOKEN_TO_KV_POOL),
+        "nvfp4": deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool,
+    }[kv_format]
+    with (
+        kv_cache_format_scope(KVCacheFormat(kv_format)),
+        get_context().override_server_args(device="cpu", **server),
+    ):
+        config = pool_configurator(model, rank)
+        sizes = config.calculate_pool_sizes(BUDGET, PAGE_SIZE)
+        sizes.max_running_requests = config.requested_max_running_requests_per_worker
+        sizes = config.finalize_with_max_running_requests(sizes)
+        start_layer, end_layer = rank.layers or (0, len(model.compress_ratios))
+        pool = pools.build_pool(
+            pool_cls,
+            device="meta",
+            compression_ratios=model.compress_ratios,
+            num_slots=sizes.full_max_total_num_tokens,
+            max_num_reqs=sizes.max_running_requests,
+            num_req_slots=config._get_num_req_slots(sizes.max_running_requests),
+            swa_size=sizes.swa_max_total_num_tokens,
+            c4_size=sizes.c4_max_total_num_tokens,
+            c128_size=sizes.c128_max_total_num_tokens,
+            c4_state_pool_size=sizes.c4_state_pool_size,
+            c128_state_pool_size=sizes.c128_state_pool_size,
+            c4_state_dtype=torch.float32,
+            c128_state_dtype=torch.float32,
+            layer_num=end_layer - start_layer,
+            start_layer=start_layer,
+            end_layer=end_layer,
+        )
+    return pool, config, sizes
+
+
+@pytest.mark.parametrize("model", [V4_FLASH, LARGE], ids=lambda model: model.name)
+@pytest.mark.parametrize("case", RANKS)
+def test_pools_take_their_budget_and_no_more(device, model, case):
+    """SGLang's budget leaves out what each buffer reserves; nothing else is over it,
+    NVFP4 is over it by less than FP8, and what is left would hold no further page."""
+    over = {}
+    rank, server_args = RANKS[case]
+    for kv_format in ("fp8", "nvfp4"):
+        pool, config, sizes = built(model, rank, kv_format, server_args)
+        taken = sum(buffer.nbytes for buffer, _ in buffers(pool))
+        reserved = sum(more for _, more in buffers(pool))
+        over[kv_format] = taken - BUDGET
+        share = BUDGET / config._spec_infl
+        assert taken - share <= reserved
+        assert share - taken < PAGE_SIZE * config.bytes_per_full_token
+    assert over["nvfp4"] <= over["fp8"]
