@@ -21,11 +21,13 @@ from sglang.srt.mem_cache.deepseek_v4_memory_pool import (
 from sglang.srt.runtime_context import get_exec, get_memory, get_spec
 
 from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.config import kernel, scale_rule, store_mode
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, NVFP4KVLayout
 from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     PACKED_FP8_REFUSAL,
     DeepSeekV4NVFP4SingleKVPool,
 )
+from sglang_dsv4_nvfp4.platform import versions
 from sglang_dsv4_nvfp4.store.dispatch import prepare, store_window_rows
 from sglang_dsv4_nvfp4.unsupported import refuse, refuse_features
 
@@ -65,9 +67,18 @@ class DeepSeekV4NVFP4TokenToKVPool(DeepSeekV4TokenToKVPool):
             super().__init__(*args, **kwargs)
         self.kv_layout = NVFP4_KV_LAYOUT
         logger.info(
-            "DeepSeek-V4 KV cache in NVFP4: %d bytes a token, worker=%s",
+            "DeepSeek-V4 KV cache in NVFP4: %d bytes a token, %d tokens, %d in the window "
+            "pool, worker=%s, kernel=%s, store=%s, scale_rule=%s, %s",
             BYTES_PER_TOKEN,
+            arguments.get("full_size") or 0,
+            arguments["swa_size"],
             "draft" if arguments.get("is_draft_worker", False) else "target",
+            kernel(),
+            store_mode(),
+            scale_rule(),
+            ", ".join(
+                f"{name} {version}" for name, version in versions().items() if version
+            ),
         )
 
     def _make_kv_pool(

@@ -64,6 +64,27 @@ def test_getters_name_the_format(pool):
     assert pool.get_swa_raw_buffer(2) is pool.swa_kv_pool.kv_buffer[2]
 
 
+@pytest.mark.parametrize("is_draft_worker", [False, True])
+def test_one_line_says_what_serves(device, caplog, is_draft_worker):
+    ratios = (0,) if is_draft_worker else (0, 4, 128)
+    with caplog.at_level("INFO", logger="sglang_dsv4_nvfp4"):
+        build_pool(device, ratios, num_pages=3, is_draft_worker=is_draft_worker)
+    (record,) = [one for one in caplog.records if one.levelname == "INFO"]
+    line = record.getMessage()
+    assert line.startswith("DeepSeek-V4 KV cache in NVFP4: 384 bytes a token, ")
+    for said in (
+        f"{4 * PAGE_SIZE} tokens, {3 * PAGE_SIZE} in the window pool",
+        f"worker={'draft' if is_draft_worker else 'target'}",
+        "kernel=",
+        "store=fused",
+        "scale_rule=amax6",
+        "sglang 0.5.23",
+        "flashinfer-python ",
+        "sglang-dsv4-nvfp4 ",
+    ):
+        assert said in line, said
+
+
 def test_sglang_kernels_refuse_the_layout():
     from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
 
