@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from sglang_dsv4_nvfp4.platform import versions
+from sglang_dsv4_nvfp4.platform import device_name, device_slug, versions
 
 WARMUP_REPLAYS = 3
 REPLAYS = 30
@@ -124,9 +123,8 @@ def table(rows: Sequence[dict]) -> str:
 
 def write(folder: Path, ceilings: dict, rows: list[dict], **more) -> Path:
     """Write the GPU's rows to ``<folder>/<device>.json`` and say where."""
-    device = torch.cuda.get_device_name()
-    path = folder / f"{re.sub(r'[^a-z0-9]+', '_', device.lower())}.json"
-    return write_result(path, device, ceilings, rows, **more)
+    path = folder / f"{device_slug()}.json"
+    return write_result(path, device_name(), ceilings, rows, **more)
 
 
 def write_result(

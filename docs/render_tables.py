@@ -10,6 +10,7 @@ renders; ``--check`` fails where it does not.
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from sglang_dsv4_nvfp4.cli.demo import table
@@ -52,10 +53,13 @@ def _percent_range(change: list[int]) -> str:
 
 def render_store() -> str:
     """Each result file of the store benchmark: ratios to FP8 and to staged."""
-    parts = []
-    for path in sorted((ROOT / "benchmark/store/results").glob("*.json")):
-        parts.append(_store_table(json.loads(path.read_text())))
-    return "\n\n".join(parts)
+    return _tables("store", _store_table)
+
+
+def _tables(area: str, table_of: Callable[[dict], str]) -> str:
+    """One table for each result file of a benchmark."""
+    paths = sorted((ROOT / "benchmark" / area / "results").glob("*.json"))
+    return "\n\n".join(table_of(json.loads(path.read_text())) for path in paths)
 
 
 def _store_table(data: dict) -> str:
@@ -110,10 +114,7 @@ def _ratio(row: dict | None) -> str:
 
 def render_attention() -> str:
     """Each result file of the attention benchmark, by heads and extra cache."""
-    parts = []
-    for path in sorted((ROOT / "benchmark/attention/results").glob("*.json")):
-        parts.append(_attention_table(json.loads(path.read_text())))
-    return "\n\n".join(parts)
+    return _tables("attention", _attention_table)
 
 
 def _attention_table(data: dict) -> str:

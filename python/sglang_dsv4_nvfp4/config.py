@@ -10,6 +10,9 @@ from __future__ import annotations
 import enum
 import functools
 import os
+from typing import TypeVar
+
+_Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
 KV_CACHE_FORMAT_ENV = "SGLANG_SM120_KV_CACHE_FORMAT"
 # SGLang's own variable; the NVFP4 branch follows it.
@@ -79,7 +82,7 @@ def kv_cache_format() -> KVCacheFormat:
     Raises:
         ValueError: ``SGLANG_SM120_KV_CACHE_FORMAT`` names no known format.
     """
-    return _parse_format(os.environ.get(KV_CACHE_FORMAT_ENV, ""))
+    return _read(KV_CACHE_FORMAT_ENV, KVCacheFormat.FP8)
 
 
 def kernel() -> Kernel:
@@ -91,10 +94,9 @@ def kernel() -> Kernel:
     Raises:
         ValueError: one of them has a value that is unknown.
     """
-    chosen = os.environ.get(KERNEL_ENV, "")
-    if chosen.strip():
-        return _parse_kernel(chosen)
-    return _KERNEL_OF_BACKEND[_parse_backend(os.environ.get(FLASHMLA_BACKEND_ENV, ""))]
+    if os.environ.get(KERNEL_ENV, "").strip():
+        return _read(KERNEL_ENV, Kernel.AUTO)
+    return _KERNEL_OF_BACKEND[_read(FLASHMLA_BACKEND_ENV, _FlashMLABackend.FLASHINFER)]
 
 
 def profile_path() -> str | None:
@@ -108,7 +110,7 @@ def checks_indices() -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    return bool(int(_parse_flag(os.environ.get(CHECK_INDICES_ENV, ""))))
+    return _read(CHECK_INDICES_ENV, _Flag.OFF) is _Flag.ON
 
 
 def store_mode() -> StoreMode:
@@ -117,7 +119,7 @@ def store_mode() -> StoreMode:
     Raises:
         ValueError: ``SGLANG_SM120_NVFP4_STORE`` names no known mode.
     """
-    return _parse_store_mode(os.environ.get(STORE_MODE_ENV, ""))
+    return _read(STORE_MODE_ENV, StoreMode.FUSED)
 
 
 def scale_rule() -> ScaleRule:
@@ -126,40 +128,15 @@ def scale_rule() -> ScaleRule:
     Raises:
         ValueError: ``SGLANG_SM120_NVFP4_SCALE_RULE`` names no known rule.
     """
-    return _parse_scale_rule(os.environ.get(SCALE_RULE_ENV, ""))
+    return _read(SCALE_RULE_ENV, ScaleRule.AMAX6)
+
+
+def _read(variable: str, default: _Choice) -> _Choice:
+    return _parse(variable, os.environ.get(variable, ""), default)
 
 
 @functools.cache
-def _parse_store_mode(value: str) -> StoreMode:
-    return _parse(STORE_MODE_ENV, value, StoreMode.FUSED)
-
-
-@functools.cache
-def _parse_scale_rule(value: str) -> ScaleRule:
-    return _parse(SCALE_RULE_ENV, value, ScaleRule.AMAX6)
-
-
-@functools.cache
-def _parse_format(value: str) -> KVCacheFormat:
-    return _parse(KV_CACHE_FORMAT_ENV, value, KVCacheFormat.FP8)
-
-
-@functools.cache
-def _parse_kernel(value: str) -> Kernel:
-    return _parse(KERNEL_ENV, value, Kernel.AUTO)
-
-
-@functools.cache
-def _parse_backend(value: str) -> _FlashMLABackend:
-    return _parse(FLASHMLA_BACKEND_ENV, value, _FlashMLABackend.FLASHINFER)
-
-
-@functools.cache
-def _parse_flag(value: str) -> _Flag:
-    return _parse(CHECK_INDICES_ENV, value, _Flag.OFF)
-
-
-def _parse(variable: str, value: str, default: enum.Enum) -> enum.Enum:
+def _parse(variable: str, value: str, default: _Choice) -> _Choice:
     normalized = value.strip().lower()
     if not normalized:
         return default

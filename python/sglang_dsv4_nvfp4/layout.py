@@ -36,6 +36,9 @@ DATA_BYTES = NOPE_BYTES + ROPE_BYTES
 SCALE_BYTES = 32
 BYTES_PER_TOKEN = DATA_BYTES + SCALE_BYTES
 
+# Bytes that the widest loads and stores of the kernels move at a time.
+PAGE_ALIGNMENT = 16
+
 # The attention kernels read primary pages of 64 tokens, and extra pages of 64, 32
 # or 2. SGLang's logical pages are multiples of these or equal to them.
 MAX_KERNEL_PAGE_SIZE = 64
@@ -136,6 +139,11 @@ def check_pages(cache: torch.Tensor) -> None:
             f"pages, got {cache.dtype} {tuple(cache.shape)} with strides "
             f"{tuple(cache.stride())}"
         )
+
+
+def pages_are_aligned(cache: torch.Tensor) -> bool:
+    """Whether each of ``[pages, ...]`` bytes starts where the widest access may."""
+    return not (cache.data_ptr() % PAGE_ALIGNMENT or cache.stride(0) % PAGE_ALIGNMENT)
 
 
 def page_bytes_view(cache: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_dsv4_nvfp4 import __version__, signatures
@@ -113,6 +115,17 @@ def device_name() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def device_slug() -> str:
+    """:func:`device_name` as a file's name."""
+    return re.sub(r"[^a-z0-9]+", "_", device_name().lower())
+
+
+def cache_root() -> Path:
+    """Where this package keeps what it can make anew; the folder may not exist."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "sglang-dsv4-nvfp4"
 
 
 @functools.cache

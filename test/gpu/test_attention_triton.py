@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.mla import random_cache
+from support.mla import kernels, random_cache
 
 from sglang_dsv4_nvfp4.attention import torch_backend, triton_backend
 from sglang_dsv4_nvfp4.attention.inputs import CandidateSet, SparseMLAInputs
@@ -16,9 +16,7 @@ POOL_PAGES = 1024
 RELATIVE_ERROR = 2.0**-8
 
 
-def kernels():
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    return [False, True] if hopper else [False]
+KERNELS = kernels("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,7 @@ def check(inputs, use_hopper, num_splits):
     torch.testing.assert_close(lse, expected_lse, atol=1e-3, rtol=1e-5)
 
 
-@pytest.mark.parametrize("use_hopper", kernels())
+@pytest.mark.parametrize("use_hopper", KERNELS)
 @pytest.mark.parametrize("extra", [(0, 0), (512, 64), (64, 2), (1024, 64)], ids=str)
 @pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("tokens", [1, 7, 64, 257, 1024])
@@ -82,17 +80,17 @@ def test_servers_sizes(caches, tokens, heads, extra, use_hopper):
     check(inputs, use_hopper, splits)
 
 
-@pytest.mark.parametrize("use_hopper", kernels())
+@pytest.mark.parametrize("use_hopper", KERNELS)
 def test_a_large_prefill(caches, use_hopper):
     check(make_inputs(caches, 32768, 16, 512, 64), use_hopper, 1)
 
 
-@pytest.mark.parametrize("use_hopper", kernels())
+@pytest.mark.parametrize("use_hopper", KERNELS)
 def test_large_logits(caches, use_hopper):
     check(make_inputs(caches, 64, 64, 512, 64, magnitude=300.0), use_hopper, 2)
 
 
-@pytest.mark.parametrize("use_hopper", kernels())
+@pytest.mark.parametrize("use_hopper", KERNELS)
 @pytest.mark.parametrize("num_splits", [1, 3, 32])
 def test_runs_agree_to_the_bit(caches, use_hopper, num_splits):
     """A race between producer and consumers would show as a difference."""

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from support.cuda_toolkit import cuda_package
 
+from sglang_dsv4_nvfp4.platform import cache_root
+
 # RTX PRO 6000 Blackwell: 188 SMs, and 99 KB of shared memory that a block may use.
 SM_COUNT = 188
 MAX_SHARED_BYTES = 99 * 1024
@@ -53,8 +55,7 @@ def ask(questions: dict) -> dict:
 
 
 def _cache_root() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = cache / "sglang-dsv4-nvfp4"
+    root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
     return root
 

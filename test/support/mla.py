@@ -45,14 +45,18 @@ def valid_rows(part, token):
     return dequantize(part.cache, row[row >= 0]).cpu()
 
 
+def kernels(device):
+    """``use_hopper`` for each kernel that a device can run."""
+    return (False, True) if triton_backend.is_hopper(torch.device(device)) else (False,)
+
+
 class Case:
     """Random calls on a device, and the kernels that can serve them there."""
 
     def __init__(self, generator, device):
         self.generator = generator
         self.device = device
-        hopper = device == "cuda" and torch.cuda.get_device_capability() == (9, 0)
-        self.kernels = (False, True) if hopper else (False,)
+        self.kernels = kernels(device)
 
     def inputs(
         self,

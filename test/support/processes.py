@@ -1,5 +1,6 @@
 """Running Python where nothing has been imported or hooked yet."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,10 +17,13 @@ _UNSET = (
 )
 
 
-def run_support(name):
-    """One of this folder's programs, in a fresh interpreter."""
+def ask_support(name):
+    """The JSON that one of this folder's programs prints last, run where nothing has
+    been imported yet."""
     folder = Path(__file__).parent
-    return run_python(str(folder / name), PYTHONPATH=str(folder.parent))
+    result = run_python(str(folder / name), PYTHONPATH=str(folder.parent))
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def run_python(*arguments, stdin=None, **environment):

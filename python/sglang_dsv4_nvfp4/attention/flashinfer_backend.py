@@ -62,12 +62,7 @@ def sparse_mla(
         rows = (q.shape[0], q.shape[1], num_chunks(inputs.shape))
         mid_out, mid_lse = scratch.take_partials(rows, q.device)
     _sparse_mla_nvfp4_sm120_paged_attention(
-        q,
-        inputs.main.cache,
-        inputs.main.indices.contiguous(),
-        output,
-        lse,
-        inputs.softmax_scale,
+        *_required(inputs, q, output, lse),
         mid_out=mid_out,
         mid_lse=mid_lse,
         use_prefill=decision.phase is Phase.PREFILL,
@@ -88,14 +83,7 @@ def cake_mla(
     )
 
     q, output, lse = _query_and_results(inputs)
-    arguments = (
-        q,
-        inputs.main.cache,
-        inputs.main.indices.contiguous(),
-        output,
-        lse,
-        inputs.softmax_scale,
-    )
+    arguments = _required(inputs, q, output, lse)
     common = dict(
         lse_scale=_LSE_SCALE, head_tiles=decision.head_tiles, **_optional(inputs)
     )
@@ -205,6 +193,14 @@ def _query_and_results(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q = inputs.q.contiguous()
     return q, torch.empty_like(q), scratch.take_lse(q.shape[0], q.shape[1], q.device)
+
+
+def _required(
+    inputs: SparseMLAInputs, q: torch.Tensor, output: torch.Tensor, lse: torch.Tensor
+) -> tuple:
+    """What both families take by position."""
+    indices = inputs.main.indices.contiguous()
+    return q, inputs.main.cache, indices, output, lse, inputs.softmax_scale
 
 
 def _optional(inputs: SparseMLAInputs) -> dict[str, torch.Tensor | None]:

@@ -12,10 +12,13 @@ import torch
 
 from sglang_dsv4_nvfp4.arena import is_capturing
 from sglang_dsv4_nvfp4.config import CHECK_INDICES_ENV, checks_indices
-from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM, kernel_view
-
-# The widest loads of the kernels.
-_ALIGNMENT = 16
+from sglang_dsv4_nvfp4.layout import (
+    BYTES_PER_TOKEN,
+    LATENT_DIM,
+    PAGE_ALIGNMENT,
+    kernel_view,
+    pages_are_aligned,
+)
 
 
 class AttentionShape(NamedTuple):
@@ -197,13 +200,20 @@ def _candidates(
         cache = kernel_view(k_cache, k_cache.shape[1])
     except ValueError as error:
         raise ValueError(f"{prefix}k_cache: {error}") from error
-    if k_cache.data_ptr() % _ALIGNMENT:
+    if not pages_are_aligned(cache):
         raise ValueError(
-            f"{prefix}k_cache must start at a multiple of {_ALIGNMENT} bytes"
+            f"{prefix}k_cache must start at a multiple of {PAGE_ALIGNMENT} bytes"
         )
     if checks_indices() and not is_capturing(indices.device):
         _check_slots(indices_name, indices, lengths, cache)
     return CandidateSet(cache=cache, indices=indices, lengths=lengths)
+
+
+def within_lengths(mask: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """``[tokens, k]`` bool ``mask`` where the index is one of those that count."""
+    if lengths is None:
+        return mask
+    return mask & (torch.arange(mask.shape[1], device=mask.device) < lengths[:, None])
 
 
 def _check_devices(device: torch.device, **tensors: torch.Tensor | None) -> None:
@@ -220,10 +230,7 @@ def _check_slots(
 ) -> None:
     """Refuse slots past the pool among the indices that count."""
     num_slots = cache.shape[0] * cache.shape[1]
-    past = indices >= num_slots
-    if lengths is not None:
-        position = torch.arange(indices.shape[1], device=indices.device)
-        past &= position < lengths[:, None]
+    past = within_lengths(indices >= num_slots, lengths)
     if past.any():
         token, place = past.nonzero()[0].tolist()
         raise ValueError(

@@ -19,7 +19,6 @@ import json
 import logging
 import math
 import os
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from pathlib import Path
 from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.config import PROFILE_ENV, Kernel, profile_path
-from sglang_dsv4_nvfp4.platform import device_name, versions
+from sglang_dsv4_nvfp4.platform import cache_root, device_name, device_slug, versions
 
 logger = logging.getLogger(__name__)
 
@@ -212,9 +211,7 @@ def default_path() -> Path:
     asked = profile_path()
     if asked:
         return Path(asked).expanduser()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    device = re.sub(r"[^a-z0-9]+", "_", device_name().lower())
-    return cache / "sglang-dsv4-nvfp4" / "profiles" / f"{device}.json"
+    return cache_root() / "profiles" / f"{device_slug()}.json"
 
 
 def load() -> Profile | None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from sglang_dsv4_nvfp4.attention.inputs import CandidateSet, SparseMLAInputs
+from sglang_dsv4_nvfp4.attention.inputs import (
+    CandidateSet,
+    SparseMLAInputs,
+    within_lengths,
+)
 from sglang_dsv4_nvfp4.layout import LATENT_DIM
 from sglang_dsv4_nvfp4.quantize import dequantize
 
@@ -48,10 +52,8 @@ def torch_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
 def _gather(part: CandidateSet, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """``[tokens, k, 512]`` FP32 latents and ``[tokens, k]`` which of them count."""
     indices = part.indices[chunk]
-    valid = indices >= 0
-    if part.lengths is not None:
-        position = torch.arange(indices.shape[1], device=indices.device)
-        valid &= position < part.lengths[chunk][:, None]
+    lengths = None if part.lengths is None else part.lengths[chunk]
+    valid = within_lengths(indices >= 0, lengths)
     slots = torch.where(valid, indices, -1)
     return dequantize(part.cache, slots).float(), valid
 

@@ -31,7 +31,7 @@ _HOPPER = (9, 0)
 
 
 class Launch(NamedTuple):
-    """How the portable kernel is launched: heads and candidates of a block, warps."""
+    """How a kernel is launched: heads and candidates of a block, warps."""
 
     block_heads: int
     block_candidates: int
@@ -68,13 +68,7 @@ def triton_decisions(shape: AttentionShape, device: torch.device) -> list[Decisi
 
 def num_splits(shape: AttentionShape, device: torch.device, *, use_hopper: bool) -> int:
     """Parts of the candidates, so that a small batch has a program for each SM."""
-    if use_hopper:
-        from sglang_dsv4_nvfp4.kernels import nvfp4_mla_sm90
-
-        block_heads = nvfp4_mla_sm90.BLOCK_H.value
-        block_candidates = nvfp4_mla_sm90.BLOCK_N.value
-    else:
-        block_heads, block_candidates, _ = portable_launch(shape.num_heads)
+    block_heads, block_candidates, _ = _launch_of(shape.num_heads, use_hopper)
     blocks = triton.cdiv(shape.topk, block_candidates) + triton.cdiv(
         shape.extra_topk, block_candidates
     )
@@ -85,6 +79,18 @@ def num_splits(shape: AttentionShape, device: torch.device, *, use_hopper: bool)
 def portable_launch(num_heads: int) -> Launch:
     few = num_heads <= _LAUNCH_FEW_HEADS.block_heads
     return _LAUNCH_FEW_HEADS if few else _LAUNCH_MANY_HEADS
+
+
+def _launch_of(num_heads: int, use_hopper: bool) -> Launch:
+    if not use_hopper:
+        return portable_launch(num_heads)
+    from sglang_dsv4_nvfp4.kernels import nvfp4_mla_sm90
+
+    return Launch(
+        nvfp4_mla_sm90.BLOCK_H.value,
+        nvfp4_mla_sm90.BLOCK_N.value,
+        nvfp4_mla_sm90.CONSUMER_WARPS,
+    )
 
 
 def run(
@@ -127,21 +133,16 @@ def _launch(
     use_hopper: bool,
 ) -> None:
     num_tokens, num_heads, _ = q.shape
+    launch = _launch_of(num_heads, use_hopper)
+    grid = (triton.cdiv(num_heads, launch.block_heads), num_tokens, num_splits)
     arguments, constants = _arguments(inputs, q, sink, results, num_splits)
     if use_hopper:
         from sglang_dsv4_nvfp4.kernels import nvfp4_mla_sm90
 
-        grid = (
-            triton.cdiv(num_heads, nvfp4_mla_sm90.BLOCK_H.value),
-            num_tokens,
-            num_splits,
-        )
         nvfp4_mla_sm90.sparse_mla_kernel[grid](
-            *arguments, **constants, num_warps=nvfp4_mla_sm90.CONSUMER_WARPS
+            *arguments, **constants, num_warps=launch.num_warps
         )
         return
-    launch = portable_launch(num_heads)
-    grid = (triton.cdiv(num_heads, launch.block_heads), num_tokens, num_splits)
     nvfp4_mla.sparse_mla_kernel[grid](
         *arguments,
         **constants,

@@ -70,13 +70,14 @@ def examine() -> dict:
         _device_serves(),
         _profile_fits(),
     ]
+    is_well = all(check.ok for check in checks)
     return {
-        "ok": all(check.ok for check in checks),
+        "ok": is_well,
         "versions": platform.versions(),
         "device": platform.describe_device(),
         "requested_format": os.environ.get(KV_CACHE_FORMAT_ENV),
         "checks": [asdict(check) for check in checks],
-        "decisions": _decisions() if all(check.ok for check in checks) else [],
+        "decisions": _decisions() if is_well else [],
     }
 
 

@@ -143,16 +143,18 @@ def decode_groups(words, scales, INTERPRETED: tl.constexpr):
 @triton.jit
 def to_pair_order(tile):
     """``[m, d]`` columns in natural order to PAIR_ORDER, within each eight."""
-    rows: tl.constexpr = tile.shape[0]
-    columns: tl.constexpr = tile.shape[1]
-    bits = tl.reshape(tile, (rows, columns // 8, 2, 4))
-    return tl.reshape(tl.permute(bits, (0, 1, 3, 2)), (rows, columns))
+    return _transposed_eights(tile, 2, 4)
 
 
 @triton.jit
 def from_pair_order(tile):
     """The inverse of :func:`to_pair_order`."""
+    return _transposed_eights(tile, 4, 2)
+
+
+@triton.jit
+def _transposed_eights(tile, FROM: tl.constexpr, TO: tl.constexpr):
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
-    bits = tl.reshape(tile, (rows, columns // 8, 4, 2))
+    bits = tl.reshape(tile, (rows, columns // 8, FROM, TO))
     return tl.reshape(tl.permute(bits, (0, 1, 3, 2)), (rows, columns))

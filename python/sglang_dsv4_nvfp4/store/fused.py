@@ -14,7 +14,13 @@ import triton
 
 from sglang_dsv4_nvfp4.config import ScaleRule, scale_rule
 from sglang_dsv4_nvfp4.kernels import nvfp4_store
-from sglang_dsv4_nvfp4.layout import LATENT_DIM, ROPE_DIM, check_pages
+from sglang_dsv4_nvfp4.layout import (
+    LATENT_DIM,
+    PAGE_ALIGNMENT,
+    ROPE_DIM,
+    check_pages,
+    pages_are_aligned,
+)
 from sglang_dsv4_nvfp4.quantize import check_latent, check_slot_per_row, check_slots
 from sglang_dsv4_nvfp4.store.compress_plan import plan_words
 
@@ -28,8 +34,6 @@ if TYPE_CHECKING:
 # small store's time, and costs more than that where programs come in many waves.
 _PDL_MAJOR = 9
 _PDL_MAX_ROWS = 2048
-# The widest store of the kernels.
-_CACHE_ALIGNMENT = 16
 # `cvt.rn.satfinite.e2m1x2.f32` exists from this compute capability on.
 _NATIVE_E2M1_MAJOR = 10
 
@@ -168,9 +172,9 @@ def _check_cache(cache: torch.Tensor) -> None:
     check_pages(cache)
     if cache.numel() == 0:
         raise ValueError("cannot store into an empty cache")
-    if cache.data_ptr() % _CACHE_ALIGNMENT or cache.stride(0) % _CACHE_ALIGNMENT:
+    if not pages_are_aligned(cache):
         raise ValueError(
-            f"cache pages must start at multiples of {_CACHE_ALIGNMENT} bytes, got "
+            f"cache pages must start at multiples of {PAGE_ALIGNMENT} bytes, got "
             f"address {cache.data_ptr():#x} and page stride {cache.stride(0)}"
         )
 
