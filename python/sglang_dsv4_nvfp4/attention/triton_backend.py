@@ -24,6 +24,9 @@ from sglang_dsv4_nvfp4.platform import sm_count
 # Partial results that the merge weighs; past this many, merging costs more than
 # splitting saves.
 MAX_SPLITS = 32
+# Merging costs more than one block does: on an H200, three blocks took longer in parts of
+# two and one than undivided.
+_MIN_BLOCKS_SAVED = 2
 # CUDA's limit on the grid's second dimension.
 MAX_TOKENS = 65535
 _MERGE_WARPS = 4
@@ -67,13 +70,21 @@ def triton_decisions(shape: AttentionShape, device: torch.device) -> list[Decisi
 
 
 def num_splits(shape: AttentionShape, device: torch.device, *, use_hopper: bool) -> int:
-    """Parts of the candidates, so that a small batch has a program for each SM."""
+    """Parts of the candidates, so that a small batch has a program for each SM.
+
+    The fewest parts that are as short as the SMs allow, and none where that would save
+    a program less than ``_MIN_BLOCKS_SAVED``.
+    """
     block_heads, block_candidates, _ = _launch_of(shape.num_heads, use_hopper)
     blocks = triton.cdiv(shape.topk, block_candidates) + triton.cdiv(
         shape.extra_topk, block_candidates
     )
     programs = shape.num_tokens * triton.cdiv(shape.num_heads, block_heads)
-    return max(1, min((sm_count(device) or 1) // programs, blocks, MAX_SPLITS))
+    parts = max(1, min((sm_count(device) or 1) // programs, blocks, MAX_SPLITS))
+    blocks_of_a_part = triton.cdiv(blocks, parts)
+    if blocks - blocks_of_a_part < _MIN_BLOCKS_SAVED:
+        return 1
+    return triton.cdiv(blocks, blocks_of_a_part)
 
 
 def portable_launch(num_heads: int) -> Launch:

@@ -4,13 +4,13 @@ What :mod:`nvfp4_mla` does, in Gluon, where the work can be divided by hand. A p
 serves one query token, 64 of its heads and one part of its candidates, 64 at a time:
 
     producer (4 warps)                     consumers (8 warps)
-    loads packed rows into registers,      QK:  S = Q K^T, each warpgroup half of
-    half a tile ahead                           the candidates
+    copies packed rows to a stage, a       QK:  S = Q K^T, each warpgroup half of
+    tile ahead                                  the candidates
     dequantizes them to BF16 into     ->   online softmax, P to shared memory
     one of two tiles in shared memory      PV:  O += P V, each warpgroup half of
     (:mod:`nvfp4_mla_sm90_tiles`)               the columns; V is the same tile
 
-    shared memory: Q 64 KiB, two tiles of 64 KiB, P 8 KiB (and two rows of biases)
+    shared memory: Q 64 KiB, two tiles of 64 KiB, P 8 KiB, the stage 24 KiB
 
 In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_mla_sm90.py``.
 """
@@ -33,13 +33,14 @@ from sglang_dsv4_nvfp4.kernels.nvfp4_mla_sm90_tiles import (
     LATENT_DIM,
     NUM_TILES,
     PRODUCER_WARPS,
+    allocate_stage,
     produce,
 )
 
 BLOCK_H = gl.constexpr(64)
 CONSUMER_WARPS = 8
 # Registers a producer's thread may have; the consumers share what is left.
-_PRODUCER_REGISTERS = gl.constexpr(128)
+_PRODUCER_REGISTERS = gl.constexpr(104)
 
 NOPE_DIM = gl.constexpr(layout.NOPE_DIM)
 NOPE_UNIT = gl.constexpr(nvfp4_dequant.NOPE_UNIT.value)
@@ -228,6 +229,7 @@ def sparse_mla_kernel(
     )
     p_shared = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, BLOCK_N], _SHARED_BF16)
     biases = gl.allocate_shared_memory(gl.float32, [NUM_TILES, BLOCK_N], _SHARED_ROW)
+    stage = allocate_stage()
     full = gl.allocate_shared_memory(
         gl.int64, [NUM_TILES, 1], mbarrier.MBarrierLayout()
     )
@@ -269,6 +271,7 @@ def sparse_mla_kernel(
                 (
                     tiles,
                     biases,
+                    stage,
                     full,
                     empty,
                     first_block,

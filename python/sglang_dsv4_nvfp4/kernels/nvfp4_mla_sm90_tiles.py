@@ -4,11 +4,16 @@ The producer's four warps take 32 rows a pass, four lanes a row. A tile's row is
 blocks of 128 bytes, seven NoPE and one RoPE; of each block a lane owns 32 bytes, for NoPE
 one group of 16. The eight lanes of a shared-memory phase then write to different banks.
 
+Rows come to the producer by ``cp.async``, through a stage of shared memory that holds a
+whole block's packed rows: they are under way while the block before is dequantized, and
+take no registers.
+
 Arguments that travel together are tuples::
 
     candidates  (blocks of the main cache, its indices, the extra cache's indices, how
                  many count of each)
     caches      (main cache, extra cache, and the bytes of a page of each)
+    stage       (seven blocks of groups, RoPE values, scales; for both halves)
 
 In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_mla_sm90_tiles.py``.
 """
@@ -17,6 +22,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -56,7 +62,10 @@ def _rows_layout(registers: list, parts: list, width: int) -> gl.constexpr:
 _GROUPS = _rows_layout([], [[0, 1], [0, 2]], 4)
 _BLOCK = _rows_layout([[0, 1], [0, 2], [0, 4]], [[0, 8], [0, 16]], 32)
 _SCALES = _rows_layout([[0, 1], [0, 2], [0, 4]], [[0, 0], [0, 0]], 8)
+# Two of a row's lanes copy its scales, 16 bytes each; the other two copy them again.
+_SCALES_COPIED = _rows_layout([[0, 1], [0, 2]], [[0, 4], [0, 0]], 8)
 _ROWS = gl.constexpr(gl.SliceLayout(1, _GROUPS.value))
+_SHARED_STAGE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 _SHARED_INT32 = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
 
 
@@ -91,10 +100,34 @@ def row_pointers(
 
 
 @gluon.jit
-def load_columns(
-    rows, valid, dtype: gl.constexpr, FIRST: gl.constexpr, LAYOUT: gl.constexpr
+def allocate_stage():
+    """Shared memory for the packed rows of two halves, 24.5 KiB.
+
+    One allocation for each copy: Triton puts a barrier between copies to the same one.
+    """
+    return (
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int32, [2, _HALF, 32], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int32, [2, _HALF, 8], _SHARED_STAGE),
+    )
+
+
+@gluon.jit
+def copy_columns(
+    target,
+    rows,
+    valid,
+    dtype: gl.constexpr,
+    FIRST: gl.constexpr,
+    LAYOUT: gl.constexpr,
 ):
-    """A tile of each row's elements from ``FIRST`` on, zeros where not valid."""
+    """Start copying each row's elements from ``FIRST`` on, zeros where not valid."""
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     width: gl.constexpr = LAYOUT.shape[1]
     column = FIRST + gl.arange(0, width, layout=gl.SliceLayout(0, LAYOUT))[None, :]
@@ -102,30 +135,55 @@ def load_columns(
     mask = gl.convert_layout(valid, ROWS, assert_trivial=True)[:, None]
     pointers = gl.multiple_of(rows, 16)[:, None]
     pointers = pointers.to(gl.pointer_type(dtype), bitcast=True)
-    return gl.load(pointers + column, mask=mask, other=0)
+    async_copy.async_copy_global_to_shared(target, pointers + column, mask=mask)
 
 
 @gluon.jit
-def load_rows(
-    slot, is_main, caches, PAGE_SIZE: gl.constexpr, EXTRA_PAGE_SIZE: gl.constexpr
+def copy_rows(
+    stage,
+    HALF: gl.constexpr,
+    slot,
+    is_main,
+    caches,
+    PAGE_SIZE: gl.constexpr,
+    EXTRA_PAGE_SIZE: gl.constexpr,
 ):
-    """Everything that 32 rows have: seven blocks of groups, RoPE, scales, bias.
+    """Start copying 32 rows to the stage, as one group. Returns their biases.
 
     The bias is what masks a candidate: added to its logits, 0 or -inf.
     """
+    b0, b1, b2, b3, b4, b5, b6, rope, scales = stage
     valid = slot >= 0
     data, scale = row_pointers(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
+    copy_columns(b0.index(HALF), data, valid, gl.int64, 0, _GROUPS)
+    copy_columns(b1.index(HALF), data, valid, gl.int64, 4, _GROUPS)
+    copy_columns(b2.index(HALF), data, valid, gl.int64, 8, _GROUPS)
+    copy_columns(b3.index(HALF), data, valid, gl.int64, 12, _GROUPS)
+    copy_columns(b4.index(HALF), data, valid, gl.int64, 16, _GROUPS)
+    copy_columns(b5.index(HALF), data, valid, gl.int64, 20, _GROUPS)
+    copy_columns(b6.index(HALF), data, valid, gl.int64, 24, _GROUPS)
+    copy_columns(rope.index(HALF), data, valid, gl.int32, NOPE_WORDS, _BLOCK)
+    copy_columns(scales.index(HALF), scale, valid, gl.int32, 0, _SCALES_COPIED)
+    async_copy.commit_group()
+    return gl.where(valid, 0.0, float("-inf"))
+
+
+@gluon.jit
+def staged_rows(stage, HALF: gl.constexpr):
+    """A half's rows out of the stage, when they are there."""
+    b0, b1, b2, b3, b4, b5, b6, rope, scales = stage
+    # The other half's copies stay under way.
+    async_copy.wait_group(1)
     return (
-        load_columns(data, valid, gl.int64, 0, _GROUPS),
-        load_columns(data, valid, gl.int64, 4, _GROUPS),
-        load_columns(data, valid, gl.int64, 8, _GROUPS),
-        load_columns(data, valid, gl.int64, 12, _GROUPS),
-        load_columns(data, valid, gl.int64, 16, _GROUPS),
-        load_columns(data, valid, gl.int64, 20, _GROUPS),
-        load_columns(data, valid, gl.int64, 24, _GROUPS),
-        load_columns(data, valid, gl.int32, NOPE_WORDS, _BLOCK),
-        load_columns(scale, valid, gl.int32, 0, _SCALES),
-        gl.where(valid, 0.0, float("-inf")),
+        b0.index(HALF).load(_GROUPS),
+        b1.index(HALF).load(_GROUPS),
+        b2.index(HALF).load(_GROUPS),
+        b3.index(HALF).load(_GROUPS),
+        b4.index(HALF).load(_GROUPS),
+        b5.index(HALF).load(_GROUPS),
+        b6.index(HALF).load(_GROUPS),
+        rope.index(HALF).load(_BLOCK),
+        scales.index(HALF).load(_SCALES),
     )
 
 
@@ -162,9 +220,9 @@ def four_blocks(a, b, c, d):
 
 
 @gluon.jit
-def write_half(tile, bias, rows):
+def write_half(tile, rows):
     """Dequantize 32 rows into ``tile``, ``[32, 256]`` int32 of shared memory."""
-    b0, b1, b2, b3, b4, b5, b6, rope, scales, row_bias = rows
+    b0, b1, b2, b3, b4, b5, b6, rope, scales = rows
     even, odd = gl.split(gl.reshape(scales, (_HALF, 2, 2, 2)))
     s04, s26 = gl.split(even)
     s15, s37 = gl.split(odd)
@@ -172,7 +230,6 @@ def write_half(tile, bias, rows):
     s2, s6 = gl.split(s26)
     s1, s5 = gl.split(s15)
     s3, _ = gl.split(s37)
-    bias.store(row_bias)
     first = four_blocks(decode(b0, s0), decode(b1, s1), decode(b2, s2), decode(b3, s3))
     tile.slice(0, 128, dim=1).store(first)
     last = four_blocks(decode(b4, s4), decode(b5, s5), decode(b6, s6), rope)
@@ -183,6 +240,7 @@ def write_half(tile, bias, rows):
 def produce(
     tiles,
     biases,
+    stage,
     full,
     empty,
     first_block,
@@ -194,15 +252,17 @@ def produce(
 ):
     """Fill the tiles of blocks ``first_block`` to ``end_block``, one after the other.
 
-    While one half is dequantized the next half's rows travel, and the slots of the one
+    While a half is dequantized the next half's rows travel, and the slots of the one
     after that. What comes after the part's last block is not used.
     """
     num_main = candidates[0]
-    slot = half_slots(first_block, candidates, 0)
-    next_slot = half_slots(first_block, candidates, _HALF)
     is_main = first_block < num_main
-    top = load_rows(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
-    slot = next_slot
+    slot_a = half_slots(first_block, candidates, 0)
+    slot_b = half_slots(first_block, candidates, _HALF)
+    bias_a = copy_rows(stage, 0, slot_a, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
+    bias_b = copy_rows(stage, 1, slot_b, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
+    slot_a = half_slots(first_block + 1, candidates, 0)
+    slot_b = half_slots(first_block + 1, candidates, _HALF)
     for block in range(first_block, end_block):
         turn = block - first_block
         index = turn % NUM_TILES
@@ -211,14 +271,23 @@ def produce(
             gl.int32, [BLOCK_N, LATENT_DIM // 2], _SHARED_INT32
         )
         bias = biases.index(index)
-        is_main = block < num_main
-        bottom = load_rows(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
-        slot = half_slots(block + 1, candidates, 0)
-        mbarrier.wait(empty.index(index), phase ^ 1)
-        write_half(tile.slice(0, _HALF, dim=0), bias.slice(0, _HALF), top)
         is_main = block + 1 < num_main
-        top = load_rows(slot, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
-        slot = half_slots(block + 1, candidates, _HALF)
-        write_half(tile.slice(_HALF, _HALF, dim=0), bias.slice(_HALF, _HALF), bottom)
+        rows, row_bias = staged_rows(stage, 0), bias_a
+        bias_a = copy_rows(
+            stage, 0, slot_a, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE
+        )
+        slot_a = half_slots(block + 2, candidates, 0)
+        mbarrier.wait(empty.index(index), phase ^ 1)
+        bias.slice(0, _HALF).store(row_bias)
+        write_half(tile.slice(0, _HALF, dim=0), rows)
+        rows, row_bias = staged_rows(stage, 1), bias_b
+        bias_b = copy_rows(
+            stage, 1, slot_b, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE
+        )
+        slot_b = half_slots(block + 2, candidates, _HALF)
+        bias.slice(_HALF, _HALF).store(row_bias)
+        write_half(tile.slice(_HALF, _HALF, dim=0), rows)
         fence_async_shared()
         mbarrier.arrive(full.index(index), count=1)
+    # Copies still under way would land in what the stage's memory is used for next.
+    async_copy.wait_group(0)
