@@ -10,7 +10,8 @@ serves one query token, 64 of its heads and one part of its candidates, 64 at a 
     one of two tiles in shared memory      PV:  O += P V, each warpgroup half of
     (:mod:`nvfp4_mla_sm90_tiles`)               the columns; V is the same tile
 
-    shared memory: Q 64 KiB, two tiles of 64 KiB, P 8 KiB, the stage 24 KiB
+    shared memory: Q 64 KiB, two tiles of 64 KiB, the stage 24 KiB, P 8 KiB
+    (and two rows of biases)
 
 In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_mla_sm90.py``.
 """

@@ -62,23 +62,29 @@ def _rows_layout(registers: list, parts: list, width: int) -> gl.constexpr:
 _GROUPS = _rows_layout([], [[0, 1], [0, 2]], 4)
 _BLOCK = _rows_layout([[0, 1], [0, 2], [0, 4]], [[0, 8], [0, 16]], 32)
 _SCALES = _rows_layout([[0, 1], [0, 2], [0, 4]], [[0, 0], [0, 0]], 8)
-# Two of a row's lanes copy its scales, 16 bytes each; the other two copy them again.
+# Two of a row's lanes copy its scales, 16 bytes each; Triton leaves the other two out.
 _SCALES_COPIED = _rows_layout([[0, 1], [0, 2]], [[0, 4], [0, 0]], 8)
 _ROWS = gl.constexpr(gl.SliceLayout(1, _GROUPS.value))
 _SHARED_STAGE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+# Rows of 128 bytes begin at the same bank: 16-byte pieces change places.
+_SHARED_ROPE = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 2, [1, 0]))
 _SHARED_INT32 = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
 
 
 @gluon.jit
-def half_slots(block, candidates, FIRST: gl.constexpr):
-    """int32 slots of half a block's candidates, -1 where there is none."""
+def half_slots(block, end_block, candidates, FIRST: gl.constexpr):
+    """int32 slots of half a block's candidates, -1 where there is none.
+
+    From ``end_block`` on there are none: those blocks are another part's.
+    """
     num_main, main_ptr, extra_ptr, count, extra_count = candidates
     is_main = block < num_main
     first = gl.where(is_main, block, block - num_main) * BLOCK_N + FIRST
     position = first + gl.arange(0, _HALF, layout=_ROWS)
     limit = gl.where(is_main, count, extra_count)
     base = gl.where(is_main, main_ptr, extra_ptr)
-    return gl.load(base + position, mask=position < limit, other=-1)
+    in_part = (position < limit) & (block < end_block)
+    return gl.load(base + position, mask=in_part, other=-1)
 
 
 @gluon.jit
@@ -101,7 +107,7 @@ def row_pointers(
 
 @gluon.jit
 def allocate_stage():
-    """Shared memory for the packed rows of two halves, 24.5 KiB.
+    """Shared memory for the packed rows of two halves, 24 KiB.
 
     One allocation for each copy: Triton puts a barrier between copies to the same one.
     """
@@ -113,7 +119,7 @@ def allocate_stage():
         gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
         gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
         gl.allocate_shared_memory(gl.int64, [2, _HALF, 4], _SHARED_STAGE),
-        gl.allocate_shared_memory(gl.int32, [2, _HALF, 32], _SHARED_STAGE),
+        gl.allocate_shared_memory(gl.int32, [2, _HALF, 32], _SHARED_ROPE),
         gl.allocate_shared_memory(gl.int32, [2, _HALF, 8], _SHARED_STAGE),
     )
 
@@ -252,17 +258,17 @@ def produce(
 ):
     """Fill the tiles of blocks ``first_block`` to ``end_block``, one after the other.
 
-    While a half is dequantized the next half's rows travel, and the slots of the one
-    after that. What comes after the part's last block is not used.
+    While a half is dequantized, the rows of the next two halves travel, and the slots
+    of the two after those.
     """
     num_main = candidates[0]
     is_main = first_block < num_main
-    slot_a = half_slots(first_block, candidates, 0)
-    slot_b = half_slots(first_block, candidates, _HALF)
+    slot_a = half_slots(first_block, end_block, candidates, 0)
+    slot_b = half_slots(first_block, end_block, candidates, _HALF)
     bias_a = copy_rows(stage, 0, slot_a, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
     bias_b = copy_rows(stage, 1, slot_b, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE)
-    slot_a = half_slots(first_block + 1, candidates, 0)
-    slot_b = half_slots(first_block + 1, candidates, _HALF)
+    slot_a = half_slots(first_block + 1, end_block, candidates, 0)
+    slot_b = half_slots(first_block + 1, end_block, candidates, _HALF)
     for block in range(first_block, end_block):
         turn = block - first_block
         index = turn % NUM_TILES
@@ -276,7 +282,7 @@ def produce(
         bias_a = copy_rows(
             stage, 0, slot_a, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE
         )
-        slot_a = half_slots(block + 2, candidates, 0)
+        slot_a = half_slots(block + 2, end_block, candidates, 0)
         mbarrier.wait(empty.index(index), phase ^ 1)
         bias.slice(0, _HALF).store(row_bias)
         write_half(tile.slice(0, _HALF, dim=0), rows)
@@ -284,7 +290,7 @@ def produce(
         bias_b = copy_rows(
             stage, 1, slot_b, is_main, caches, PAGE_SIZE, EXTRA_PAGE_SIZE
         )
-        slot_b = half_slots(block + 2, candidates, _HALF)
+        slot_b = half_slots(block + 2, end_block, candidates, _HALF)
         bias.slice(_HALF, _HALF).store(row_bias)
         write_half(tile.slice(_HALF, _HALF, dim=0), rows)
         fence_async_shared()

@@ -41,7 +41,15 @@ def test_one_block_less_is_not_worth_merging(many_sms):
 
 
 def test_parts_are_no_more_than_the_merge_weighs(many_sms):
-    assert num_splits(1, blocks=300) <= triton_backend.MAX_SPLITS
+    assert triton_backend.MAX_SPLITS == 32
+    assert num_splits(1, blocks=300) == 30
+
+
+@pytest.mark.parametrize("num_tokens, expected", [(64, 1), (32, 3)])
+def test_blocks_are_the_kernels_own(many_sms, num_tokens, expected):
+    """Three of 64 candidates on Hopper, with 64 heads a program."""
+    shape = AttentionShape(num_tokens, 64, 128, 64, 64, 2)
+    assert triton_backend.num_splits(shape, CPU, use_hopper=True) == expected
 
 
 def test_without_a_gpu_nothing_is_divided():
