@@ -1,0 +1,99 @@
+"""SGLang's DeepSeek-V4 attention kit over the pools of either format.
+
+The kit packs FP8 rows itself, and compares with attention over the BF16 rows that it
+packed. For NVFP4 its writer hands the rows on, its pool stores them, and its references
+read them rounded as NVFP4 rounds them (by ``quantize.py``, which no kernel shares): so
+the kit's own tolerances hold, and they are for everything but the rounding.
+"""
+
+import unittest
+
+import torch
+from sglang.srt.layers.attention import deepseek_v4_backend
+from sglang.test.kits.attention_unittest.attention_methods import dsv4_attention as kit
+
+from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.config import KVCacheFormat
+from sglang_dsv4_nvfp4.mem_cache.token_to_kv_pool import DeepSeekV4NVFP4TokenToKVPool
+from sglang_dsv4_nvfp4.quantize import dequantize_rows, quantize_rows
+
+_REFERENCES = (
+    "_pure_torch_dsv4_swa_reference",
+    "_pure_torch_dsv4_combined_reference",
+)
+
+
+class KitPool(DeepSeekV4NVFP4TokenToKVPool):
+    """Takes BF16 rows where the kit writes rows that its packer made."""
+
+    def set_swa_key_buffer_radix(
+        self, layer_id, swa_loc, cache_nope_fp8_rope_bf16_pack
+    ):
+        rows = cache_nope_fp8_rope_bf16_pack
+        self.set_swa_key_buffer_radix_fused(layer_id, swa_loc, rows)
+
+    def set_extra_key_buffer(self, layer_id, loc, cache_nope_fp8_rope_bf16_pack):
+        rows = cache_nope_fp8_rope_bf16_pack
+        self.set_extra_key_buffer_fused(layer_id, loc, rows)
+
+
+class KitTestCase(unittest.TestCase):
+    """The kit skips where a backend does not start; here that is a failure."""
+
+    def skipTest(self, reason):
+        raise AssertionError(f"the kit did not run: {reason}")
+
+
+def make_case(
+    mode, prefix_lens, extend_lens=(), ratio=0, num_heads=64
+) -> kit.DSV4AttentionCase:
+    """A case whose sink weighs."""
+    return kit.DSV4AttentionCase(
+        name=f"{mode.name}_c{ratio}",
+        backend="dsv4",
+        forward_mode=mode,
+        num_heads=num_heads,
+        page_size=kit.DSV4_PAGE_SIZE,
+        prefix_lens=prefix_lens,
+        extend_lens=extend_lens,
+        compress_ratio=ratio,
+        attn_sink_value=0.0,
+    )
+
+
+def use_format(monkeypatch, kv_format: KVCacheFormat) -> None:
+    """Have the kit build, write and check pools of ``kv_format``."""
+    stock_pool = seams.stock(seams.TOKEN_TO_KV_POOL)
+    # What the backend asserts its pool to be; ours is a subclass.
+    monkeypatch.setattr(deepseek_v4_backend, "DeepSeekV4TokenToKVPool", stock_pool)
+    monkeypatch.setattr(kit, "DeepSeekV4TokenToKVPool", stock_pool)
+    if kv_format is KVCacheFormat.FP8:
+        return
+    monkeypatch.setattr(kit, "DeepSeekV4TokenToKVPool", KitPool)
+    monkeypatch.setattr(
+        kit, "quant_to_nope_fp8_rope_bf16_pack_triton", lambda rows: rows
+    )
+    for name in _REFERENCES:
+        monkeypatch.setattr(kit, name, _of_rounded_rows(getattr(kit, name)))
+
+
+def rounded(rows: torch.Tensor) -> torch.Tensor:
+    """``[n, 512]`` rows as NVFP4 gives them back."""
+    return dequantize_rows(*quantize_rows(rows.bfloat16()))
+
+
+def _of_rounded_rows(reference):
+    def attend(fixture, *args, **kwargs):
+        window_rows = fixture._swa_bf16_k_per_req
+        extra_rows = getattr(fixture, "_extra_bf16_k", None)
+        fixture._swa_bf16_k_per_req = [rounded(rows) for rows in window_rows]
+        if extra_rows is not None:
+            fixture._extra_bf16_k = rounded(extra_rows)
+        try:
+            return reference(fixture, *args, **kwargs)
+        finally:
+            fixture._swa_bf16_k_per_req = window_rows
+            if extra_rows is not None:
+                fixture._extra_bf16_k = extra_rows
+
+    return attend
