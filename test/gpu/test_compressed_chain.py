@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from support.attention_kit import KitPool, use_format
+from support.attention_kit import KitPool, format_scope
 from support.compressed_chain import EPS, Request, Server
 from support.references import attention_reference, norm_rope_reference
 
@@ -28,11 +28,10 @@ DECODE_FROM = 500
 @pytest.fixture(params=list(KVCacheFormat))
 def pool_class(request, device, monkeypatch):
     """FP8's pool is there to tell what SGLang's own kernels keep from what ours do."""
-    use_format(monkeypatch, request.param)
     monkeypatch.setenv(KERNEL_ENV, Kernel.TRITON)
-    if request.param is KVCacheFormat.NVFP4:
-        return KitPool
-    return seams.stock(seams.TOKEN_TO_KV_POOL)
+    is_nvfp4 = request.param is KVCacheFormat.NVFP4
+    with format_scope(monkeypatch, request.param):
+        yield KitPool if is_nvfp4 else seams.stock(seams.TOKEN_TO_KV_POOL)
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ the kit's own tolerances hold, and they are for everything but the rounding.
 """
 
 import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from sglang.srt.layers.attention import deepseek_v4_backend
+from sglang.srt.runtime_context import get_context
 from sglang.test.kits.attention_unittest.attention_methods import dsv4_attention as kit
 
 from sglang_dsv4_nvfp4 import seams
@@ -61,8 +64,18 @@ def make_case(
     )
 
 
-def use_format(monkeypatch, kv_format: KVCacheFormat) -> None:
-    """Have the kit build, write and check pools of ``kv_format``."""
+@contextmanager
+def format_scope(monkeypatch, kv_format: KVCacheFormat) -> Iterator[None]:
+    """Have the kit build, write and check pools of ``kv_format``.
+
+    Each of its runners publishes server args and leaves them: here they end.
+    """
+    with get_context().override_server_args():
+        _use_format(monkeypatch, kv_format)
+        yield
+
+
+def _use_format(monkeypatch, kv_format: KVCacheFormat) -> None:
     stock_pool = seams.stock(seams.TOKEN_TO_KV_POOL)
     # What the backend asserts its pool to be; ours is a subclass.
     monkeypatch.setattr(deepseek_v4_backend, "DeepSeekV4TokenToKVPool", stock_pool)

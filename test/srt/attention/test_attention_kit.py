@@ -15,7 +15,7 @@ from sglang.test.kits.attention_unittest.runner_modes.cuda_graph_decode_runner i
 from sglang.test.kits.attention_unittest.runner_modes.speculative_target_verify_runner import (
     run_dsv4_eagle_verify_cuda_graph_case,
 )
-from support.attention_kit import KitTestCase, kit, make_case, use_format
+from support.attention_kit import KitTestCase, format_scope, kit, make_case
 
 from sglang_dsv4_nvfp4.config import KERNEL_ENV, Kernel, KVCacheFormat
 
@@ -32,9 +32,10 @@ ARMS = [pytest.param("fp8", marks=needs_cuda), "nvfp4-torch", "nvfp4-triton"]
 def arm(request, device, monkeypatch):
     """A format, and for NVFP4 the kernel that reads it."""
     kv_format, _, kernel = request.param.partition("-")
-    use_format(monkeypatch, KVCacheFormat(kv_format))
     if kernel:
         monkeypatch.setenv(KERNEL_ENV, Kernel(kernel))
+    with format_scope(monkeypatch, KVCacheFormat(kv_format)):
+        yield
 
 
 @pytest.mark.parametrize("case", WINDOW_CASES, ids=lambda case: case.name)
