@@ -24,6 +24,14 @@ from sglang_dsv4_nvfp4.platform import device_name, device_slug, versions
 
 WARMUP_REPLAYS = 3
 REPLAYS = 30
+# Input sets take turns; together they go past an L2 where one set is some megabytes.
+INPUT_BYTES = 256 << 20
+MAX_INPUT_SETS = 16
+
+
+def num_input_sets(bytes_of_a_set: int) -> int:
+    """How many input sets an arm's runs take turns with."""
+    return max(2, min(MAX_INPUT_SETS, INPUT_BYTES // bytes_of_a_set))
 
 
 def time_arms(arms: dict[str, Sequence[Callable[[], None]]]) -> dict[str, float]:

@@ -53,9 +53,6 @@ FLASHMLA_HEADS = (64, 128)
 FALLBACK = "SGLang's Triton fallback (FP8)"
 FLASHMLA = "FlashMLA (FP8)"
 FLASHINFER = "SGLang with FlashInfer (FP8)"
-# Input sets take turns; together they go past an L2 where one set is some megabytes.
-INPUT_BYTES = 256 << 20
-MAX_INPUT_SETS = 16
 
 
 class Arm(NamedTuple):
@@ -78,7 +75,7 @@ class AttentionBench:
     def rows(self, shape: AttentionShape) -> Iterator[dict]:
         """One row for each NVFP4 kernel and each baseline."""
         row_bytes = shape.num_tokens * (shape.topk + shape.extra_topk) * BYTES_PER_TOKEN
-        count = max(2, min(MAX_INPUT_SETS, INPUT_BYTES // row_bytes))
+        count = harness.num_input_sets(row_bytes)
         sets = [self.bench.inputs(shape) for _ in range(count)]
         kernels = list(self._kernels(shape, sets))
         baselines = list(self._baselines(shape, sets))

@@ -29,9 +29,6 @@ from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, ScaleRule
 TOKENS = (1, 8, 64, 256, 1024, 4096, 16384, 32768)
 EPS = 1e-6
 MAX_POSITION = 65536
-# Input sets together go well past an L2 of 60 MB at the sizes where that matters.
-INPUT_BYTES = 256 << 20
-MAX_INPUT_SETS = 16
 # Bytes of a row as it comes and as it is stored.
 VALUE_BYTES = {torch.bfloat16: 1024, torch.float32: 2048}
 STORED_BYTES = 384
@@ -65,9 +62,8 @@ class Bench:
 
     def inputs(self, tokens: int) -> list[dict]:
         """Input sets of random rows and shuffled, unique slots."""
-        count = max(2, min(MAX_INPUT_SETS, INPUT_BYTES // (tokens * 1024)))
         sets = []
-        for _ in range(count):
+        for _ in range(harness.num_input_sets(tokens * 1024)):
             rows = torch.randn(
                 tokens, 512, device="cuda", generator=self.generator
             ).bfloat16()

@@ -6,6 +6,7 @@ read them rounded as NVFP4 rounds them (by ``quantize.py``, which no kernel shar
 the kit's own tolerances hold, and they are for everything but the rounding.
 """
 
+import copy
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,16 +98,12 @@ def rounded(rows: torch.Tensor) -> torch.Tensor:
 
 def _of_rounded_rows(reference):
     def attend(fixture, *args, **kwargs):
-        window_rows = fixture._swa_bf16_k_per_req
-        extra_rows = getattr(fixture, "_extra_bf16_k", None)
-        fixture._swa_bf16_k_per_req = [rounded(rows) for rows in window_rows]
-        if extra_rows is not None:
-            fixture._extra_bf16_k = rounded(extra_rows)
-        try:
-            return reference(fixture, *args, **kwargs)
-        finally:
-            fixture._swa_bf16_k_per_req = window_rows
-            if extra_rows is not None:
-                fixture._extra_bf16_k = extra_rows
+        stored = copy.copy(fixture)
+        stored._swa_bf16_k_per_req = [
+            rounded(rows) for rows in fixture._swa_bf16_k_per_req
+        ]
+        if hasattr(fixture, "_extra_bf16_k"):
+            stored._extra_bf16_k = rounded(fixture._extra_bf16_k)
+        return reference(stored, *args, **kwargs)
 
     return attend

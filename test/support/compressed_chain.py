@@ -7,6 +7,7 @@ and the pool's stores write. What a model would compute is drawn at random.
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.mem_cache.deepseek_v4_memory_pool import get_compress_state_ring_size
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from support.attention_kit import KitTestCase, kit, make_case
@@ -16,7 +17,6 @@ LATENT_DIM = 512
 EPS = 1e-6
 SWA_SIZE = 2048
 MAX_CONTEXT_LEN = 1024
-C4_RING = 8
 
 
 class Request:
@@ -178,12 +178,14 @@ def _with_states(pool_class: type) -> type:
     The kit's cases never compress, and leave it out.
     """
 
+    num_pages = SWA_SIZE // kit.DSV4_PAGE_SIZE + 1
+
     class Pool(pool_class):
         def __init__(self, **arguments):
             super().__init__(
                 **arguments
                 | dict(
-                    c4_state_pool_size=(SWA_SIZE // kit.DSV4_PAGE_SIZE + 1) * C4_RING,
+                    c4_state_pool_size=num_pages * get_compress_state_ring_size(4),
                     c4_state_dtype=torch.float32,
                     c128_state_dtype=torch.float32,
                 )

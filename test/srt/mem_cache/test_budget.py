@@ -1,5 +1,7 @@
 """The byte budget: SGLang's own configurator, in both formats."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from sglang_dsv4_nvfp4.cli import pools
 from sglang_dsv4_nvfp4.cli.models import (
     PAGE_SIZE,
     V4_FLASH,
-    ModelFacts,
+    V4_PRO,
     Rank,
     capacity_in_budget,
     pool_configurator,
@@ -78,13 +80,7 @@ def test_the_pools_allocate_what_the_configurator_counted(device, capacity):
 
 
 # 61 layers in V4-Flash's order: V4-Pro's own ratios are not known here.
-LARGE = ModelFacts(
-    name="like V4-Pro",
-    compress_ratios=(0, 0, *(4, 128) * 29, 4),
-    num_heads=128,
-    index_topk=1024,
-    context_len=1048576,
-)
+LARGE = replace(V4_PRO, name="like V4-Pro", compress_ratios=(0, 0, *(4, 128) * 29, 4))
 MTP = dict(
     speculative_algorithm="EAGLE",
     speculative_num_steps=3,
@@ -165,7 +161,7 @@ def built(model, rank, kv_format, server_args):
             start_layer=start_layer,
             end_layer=end_layer,
         )
-    return pool, config, sizes
+    return pool, config
 
 
 @pytest.mark.parametrize("model", [V4_FLASH, LARGE], ids=lambda model: model.name)
@@ -176,7 +172,7 @@ def test_pools_take_their_budget_and_no_more(device, model, case):
     over = {}
     rank, server_args = RANKS[case]
     for kv_format in ("fp8", "nvfp4"):
-        pool, config, sizes = built(model, rank, kv_format, server_args)
+        pool, config = built(model, rank, kv_format, server_args)
         taken = sum(buffer.nbytes for buffer, _ in buffers(pool))
         reserved = sum(more for _, more in buffers(pool))
         over[kv_format] = taken - BUDGET

@@ -62,13 +62,6 @@ def build_stack(monkeypatch):
                 [ref.data_ptr() for ref in refs], dtype=torch.uint64
             ),
         )
-    override = get_context().override_server_args(
-        hicache_ratio=2.0,
-        hicache_size=0,
-        hicache_mem_layout="layer_first",
-        hicache_io_backend="direct",
-    )
-    override.install()
 
     def build(kvcache):
         allocator = SimpleNamespace(
@@ -89,8 +82,13 @@ def build_stack(monkeypatch):
         )
         return {str(entry.name): entry.host_pool for entry in group.entries}
 
-    yield build
-    override.restore()
+    with get_context().override_server_args(
+        hicache_ratio=2.0,
+        hicache_size=0,
+        hicache_mem_layout="layer_first",
+        hicache_io_backend="direct",
+    ):
+        yield build
 
 
 def _allocate_unpinned(shape, dtype, device, pin_memory, allocator, **kwargs):
