@@ -182,6 +182,19 @@ SEAMS: tuple[Seam, ...] = (
         purpose="the c4 and c128 stores; the indexer's passes through",
     ),
     Seam(
+        target=(
+            "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller."
+            "HybridCacheController.attach_storage_backend"
+        ),
+        kind=Kind.AROUND,
+        signature=(
+            "(self, storage_backend, prefetch_threshold=, model_name=, "
+            "storage_backend_extra_config=, host_pools=)"
+        ),
+        hook="seams:attach_storage",
+        purpose="names the format in the keys of HiCache's storage",
+    ),
+    Seam(
         target="sglang.srt.arg_groups.deepseek_v4_hook.apply_deepseek_v4_defaults",
         kind=Kind.AFTER,
         signature="(server_args, model_arch)",
@@ -229,6 +242,15 @@ def store_compressed(original: Callable, kv, plan, **kwargs):
         **{name: kwargs[name] for name in wanted},
         cache=kernel_view(kwargs["kvcache"], kwargs["page_size"]),
     )
+
+
+def attach_storage(original: Callable, controller: Any, storage_backend, *args, **kwargs):
+    from sglang_dsv4_nvfp4.mem_cache.storage import tag_storage_keys
+
+    tag_storage_keys(
+        controller.mem_pool_device, controller.storage_host_pool, storage_backend
+    )
+    return original(controller, storage_backend, *args, **kwargs)
 
 
 def check_server_args(result: None, server_args, *args, **kwargs) -> None:

@@ -18,6 +18,7 @@ from sglang_dsv4_nvfp4.config import (
     KVCacheFormat,
     kernel,
 )
+from sglang_dsv4_nvfp4.mem_cache.storage import STORAGE_BACKENDS
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -66,11 +67,10 @@ def refuse_features(
         ("the unified KV layout", is_unified_kv_triton()),
         ("layers of compress ratio 1 or 2", bool({1, 2} & set(compress_ratios))),
         ("--enable-encoder-swa-bounded-replay", encoder_replay),
-        # Stored pages are found by model and tokens, not by format, so a store that
-        # FP8 has filled would be read back as NVFP4.
         (
-            f"--hicache-storage-backend {hicache_storage}",
-            hicache_storage is not None,
+            f"--hicache-storage-backend {hicache_storage} (only "
+            f"{', '.join(sorted(STORAGE_BACKENDS))} keep formats apart)",
+            hicache_storage is not None and hicache_storage not in STORAGE_BACKENDS,
         ),
         (
             "--speculative-algorithm DSPARK with the sparse kernel (its draft attends to "
@@ -107,6 +107,23 @@ def check_server_args(server_args: ServerArgs) -> None:
         ),
         # Ray's scheduler actors load no plugins: they would serve in FP8.
         ("--use-ray", cfg.use_ray),
+        # Pages striped over ranks: no NVFP4 kernel reads a stripe.
+        (f"--dcp-size {cfg.dcp_size}", cfg.dcp_size > 1),
+        ("--enable-kv-cache-sharding", cfg.enable_kv_cache_sharding),
+        # These find stored pages by tokens, whatever format they were stored in.
+        ("--enable-lmcache", cfg.enable_lmcache),
+        ("--enable-flexkv", cfg.enable_flexkv),
+        (
+            f"--radix-cache-backend {cfg.radix_cache_backend}",
+            cfg.radix_cache_backend == "flexkv",
+        ),
+        (
+            "--enable-unified-cache-external-linker",
+            cfg.enable_unified_cache_external_linker,
+        ),
+        # SGLang gives its checksum no window pages of a DeepSeek-V4 pool, in any
+        # format, and so fails at the first request.
+        ("--disaggregation-enable-kv-checksum", cfg.disaggregation_enable_kv_checksum),
     )
     refuse_features(
         hisparse=cfg.enable_hisparse,

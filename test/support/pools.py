@@ -1,9 +1,15 @@
 """Pools and rows for tests, at the smallest sizes that cross every boundary."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 
+from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli import pools
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
+from sglang_dsv4_nvfp4.cli.sandbox import kv_cache_format_scope
+from sglang_dsv4_nvfp4.config import KVCacheFormat
 
 
 def build_pool(device, compression_ratios=(0, 4, 128), num_pages=3, **changes):
@@ -17,6 +23,19 @@ def build_pool(device, compression_ratios=(0, 4, 128), num_pages=3, **changes):
         num_slots=(num_pages + 1) * PAGE_SIZE,
         **changes,
     )
+
+
+@contextmanager
+def fp8():
+    """SGLang as it is without this package: its own pools, and FP8 asked for."""
+    from sglang.srt.mem_cache import deepseek_v4_memory_pool
+
+    stock = seams.stock(seams.TOKEN_TO_KV_POOL)
+    with (
+        kv_cache_format_scope(KVCacheFormat.FP8),
+        mock.patch.object(deepseek_v4_memory_pool, "DeepSeekV4TokenToKVPool", stock),
+    ):
+        yield
 
 
 def random_rows(generator, count, device="cpu"):

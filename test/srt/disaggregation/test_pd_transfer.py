@@ -12,10 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.pools import build_pool, random_rows
+from support.pools import build_pool, fp8, random_rows
 
-from sglang_dsv4_nvfp4 import seams
-from sglang_dsv4_nvfp4.cli import pools
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
 from sglang_dsv4_nvfp4.quantize import dequantize
 
@@ -148,12 +146,8 @@ def test_a_peer_of_another_format_is_refused_at_the_handshake(
     device, receiver, bootstrap
 ):
     answer, address = bootstrap
-    stock = pools.build_pool(
-        seams.stock(seams.TOKEN_TO_KV_POOL),
-        device="cpu",
-        compression_ratios=(0, 4, 128),
-        num_slots=2 * PAGE_SIZE,
-    )
+    with fp8():
+        stock = build_pool("cpu", num_pages=1)
     answer.update(
         attn_tp_size=1,
         attn_cp_size=1,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.pools import PAGE_SIZE, build_pool, random_rows
+from support.pools import PAGE_SIZE, build_pool, fp8, random_rows
 
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
 from sglang_dsv4_nvfp4.quantize import dequantize, quantize_append
@@ -30,25 +30,15 @@ def test_each_cache_has_384_bytes_a_token_and_no_padding(pool):
 
 
 def test_rows_are_the_logical_pages_of_the_stock_pool(device, pool):
-    from sglang_dsv4_nvfp4 import seams
-
-    stock = build_stock_pool(device, seams)
+    stock = build_stock_pool(device)
     for name in ("swa_kv_pool", "c4_kv_pool", "c128_kv_pool"):
         ours, theirs = getattr(pool, name), getattr(stock, name)
         assert ours.kv_buffer[0].shape[0] == theirs.kv_buffer[0].shape[0]
 
 
-def build_stock_pool(device, seams):
-    from sglang.srt.mem_cache import deepseek_v4_memory_pool
-
-    nvfp4 = deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool
-    deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool = seams.stock(
-        seams.TOKEN_TO_KV_POOL
-    )
-    try:
+def build_stock_pool(device):
+    with fp8():
         return build_pool(device)
-    finally:
-        deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool = nvfp4
 
 
 def test_getters_name_the_format(pool):
@@ -103,10 +93,8 @@ def test_hicache_moves_whole_pages_only(pool):
 def test_pd_peers_see_the_format(device, pool):
     from sglang.srt.disaggregation.utils import get_pd_kv_layout
 
-    from sglang_dsv4_nvfp4 import seams
-
     assert get_pd_kv_layout(pool) == "nvfp4,c4:nvfp4,c128:nvfp4"
-    assert build_stock_pool(device, seams).pd_kv_layout() != pool.pd_kv_layout()
+    assert build_stock_pool(device).pd_kv_layout() != pool.pd_kv_layout()
 
 
 def test_pd_buffers_are_whole_logical_pages(pool):
@@ -224,7 +212,7 @@ def test_pools_refuse_by_name(device, kwargs, named):
     ("server_args", "named"),
     [
         ({"dsv4_attn_backend": "trtllm"}, "--dsv4-attn-backend trtllm"),
-        ({"hicache_storage_backend": "file"}, "--hicache-storage-backend file"),
+        ({"hicache_storage_backend": "hf3fs"}, "--hicache-storage-backend hf3fs"),
     ],
 )
 def test_pools_refuse_their_servers_options(device, server_args, named):

@@ -23,6 +23,13 @@ _DEFAULTS = dict(
     use_ray=False,
     hicache_storage_backend=None,
     speculative_algorithm=None,
+    dcp_size=1,
+    enable_kv_cache_sharding=False,
+    enable_lmcache=False,
+    enable_flexkv=False,
+    radix_cache_backend=None,
+    enable_unified_cache_external_linker=False,
+    disaggregation_enable_kv_checksum=False,
 )
 
 
@@ -70,10 +77,21 @@ def test_the_defaults_are_served(check, caplog):
             "--enable-encoder-swa-bounded-replay",
         ),
         ({"use_ray": True}, {}, "--use-ray"),
+        ({"hicache_storage_backend": "hf3fs"}, {}, "--hicache-storage-backend hf3fs"),
+        ({"dcp_size": 2}, {}, "--dcp-size 2"),
+        ({"enable_kv_cache_sharding": True}, {}, "--enable-kv-cache-sharding"),
+        ({"enable_lmcache": True}, {}, "--enable-lmcache"),
+        ({"enable_flexkv": True}, {}, "--enable-flexkv"),
+        ({"radix_cache_backend": "flexkv"}, {}, "--radix-cache-backend flexkv"),
         (
-            {"hicache_storage_backend": "file"},
+            {"enable_unified_cache_external_linker": True},
             {},
-            "--hicache-storage-backend file",
+            "--enable-unified-cache-external-linker",
+        ),
+        (
+            {"disaggregation_enable_kv_checksum": True},
+            {},
+            "--disaggregation-enable-kv-checksum",
         ),
         ({}, {"model_type": "deepseek_v41"}, "V4.1"),
         ({}, {"compress_ratios": [0, 1, 4]}, "ratio 1 or 2"),
@@ -151,8 +169,18 @@ def test_dspark_needs_a_kernel_for_its_windows(check, monkeypatch, kernel, serve
         check(speculative_algorithm="DSPARK")
 
 
-def test_eagle_is_served(check):
-    check(speculative_algorithm="EAGLE")
+@pytest.mark.parametrize(
+    "server_args",
+    [
+        {"speculative_algorithm": "EAGLE"},
+        {"hicache_storage_backend": "file"},
+        {"hicache_storage_backend": "mooncake"},
+        {"hicache_storage_backend": "nixl"},
+        {"radix_cache_backend": "a_plugins_own"},
+    ],
+)
+def test_served(check, server_args):
+    check(**server_args)
 
 
 _RESOLVE = """
@@ -168,7 +196,7 @@ for case in cases:
     try:
         ServerArgs(model_path=model, device="cuda", **case).resolve_once()
         outcomes.append("served")
-    except SystemExit as refusal:
+    except (SystemExit, AssertionError) as refusal:
         outcomes.append(str(refusal))
 print(json.dumps(outcomes))
 """
@@ -181,23 +209,44 @@ def test_sglangs_own_server_args_are_refused_in_one_line(tmp_path):
         "--enable-hisparse": {"enable_hisparse": True, "disable_radix_cache": True},
         "--kv-cache-dtype bfloat16": {"kv_cache_dtype": "bfloat16"},
         "--use-ray": {"use_ray": True},
-        "--hicache-storage-backend file": {
+        "--hicache-storage-backend hf3fs": {
             "enable_hierarchical_cache": True,
-            "hicache_storage_backend": "file",
+            "hicache_storage_backend": "hf3fs",
         },
+        "--dcp-size 2": {"dcp_size": 2, "tp_size": 2},
+        "--enable-lmcache": {"enable_lmcache": True},
+        "--enable-flexkv": {"enable_flexkv": True},
+        "--enable-unified-cache-external-linker": {
+            "enable_unified_cache_external_linker": True
+        },
+        "--disaggregation-enable-kv-checksum": {
+            "disaggregation_mode": "decode",
+            "disaggregation_enable_kv_checksum": True,
+        },
+    }
+    # SGLang itself refuses what would move accepted slots, or lay pages out otherwise.
+    theirs = {
+        "topk == 1": {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": 2,
+            "speculative_eagle_topk": 2,
+            "speculative_num_draft_tokens": 4,
+        },
+        "allowed set": {"enable_unified_memory": True},
     }
     write_v4_flash_config(tmp_path)
     result = run_python(
         "-c",
         _RESOLVE,
-        stdin=json.dumps([str(tmp_path), list(cases.values())]),
+        stdin=json.dumps([str(tmp_path), [*cases.values(), *theirs.values()]]),
         SGLANG_SM120_KV_CACHE_FORMAT="nvfp4",
     )
     assert result.returncode == 0, result.stderr[-2000:]
     outcomes = json.loads(result.stdout.splitlines()[-1])
-    for named, outcome in zip(cases, outcomes, strict=True):
+    for named, outcome in zip([*cases, *theirs], outcomes, strict=True):
         assert named in outcome
-        assert outcome == "served" or outcome.startswith("sglang-dsv4-nvfp4: ")
+        ours = outcome.startswith("sglang-dsv4-nvfp4: ")
+        assert ours == (named != "served" and named not in theirs)
 
 
 def test_the_seam_leaves_in_one_line(device, monkeypatch):
