@@ -244,7 +244,9 @@ def store_compressed(original: Callable, kv, plan, **kwargs):
     )
 
 
-def attach_storage(original: Callable, controller: Any, storage_backend, *args, **kwargs):
+def attach_storage(
+    original: Callable, controller: Any, storage_backend, *args, **kwargs
+):
     from sglang_dsv4_nvfp4.mem_cache.storage import tag_storage_keys
 
     tag_storage_keys(
