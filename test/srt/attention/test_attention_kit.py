@@ -64,6 +64,31 @@ def test_heads_of_an_attention_tp_rank(mode, num_heads, device):
     kit.run_dsv4_attention_case(KitTestCase(), case, device=device)
 
 
+def test_an_idle_rank_of_attention_dp_touches_nothing(device):
+    """No tokens, and the metadata of the batch before, as SGLang leaves it."""
+    case = make_case(ForwardMode.EXTEND, (48,), (16,))
+    fixture = kit.build_dsv4_attention_fixture(KitTestCase(), case, device=device)
+    backend, batch = fixture.backend, fixture.forward_batch
+    queries, rows = fixture.actual_module.project(fixture.input_hidden)
+    with torch.no_grad(), kit.forward_context(kit.ForwardContext(attn_backend=backend)):
+        backend.init_forward_metadata(batch)
+        pool = fixture.runner.token_to_kv_pool
+        before = pool.get_swa_raw_buffer(0).clone()
+        batch.forward_mode = ForwardMode.IDLE
+        batch.out_cache_loc = batch.out_cache_loc[:0]
+        output = backend.forward(
+            q=queries[:0],
+            k=(none := rows.reshape(len(queries), -1)[:0]),
+            v=none,
+            layer=fixture.actual_module.attn,
+            forward_batch=batch,
+            compress_ratio=0,
+            attn_sink=fixture.actual_module.attn_sink,
+        )
+    assert output.shape == (0, case.num_heads, 512)
+    assert torch.equal(pool.get_swa_raw_buffer(0), before)
+
+
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_target_verify(ratio, device):
     case = make_case(ForwardMode.TARGET_VERIFY, (40, 100), (3, 3), ratio)
