@@ -1,5 +1,6 @@
 """The byte budget: SGLang's own configurator, in both formats."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,15 @@ MTP = dict(
     speculative_eagle_topk=1,
     speculative_num_draft_tokens=4,
 )
+DSPARK = dict(speculative_algorithm="DSPARK", speculative_num_draft_tokens=4)
+# The CP group is the TP group, and every rank of it keeps all pages.
+PREFILL_CP = dict(
+    tp_size=4,
+    moe_tp_size=4,
+    attn_cp_size=4,
+    enable_prefill_cp=True,
+    cp_strategy="interleave",
+)
 RANKS = {
     "whole": (Rank(), {}),
     "attention DP 4": (Rank(attn_dp_size=4), dict(max_running_requests=256)),
@@ -95,6 +105,17 @@ RANKS = {
     # A stage without c128: its pool has no such cache, and its budget no such price.
     "a stage of one c4 layer": (Rank(layers=(2, 3)), {}),
     "MTP": (Rank(), MTP),
+    "DSpark": (Rank(), DSPARK),
+    "DSpark, attention DP 4": (
+        Rank(attn_dp_size=4),
+        dict(max_running_requests=256) | DSPARK,
+    ),
+    "prefill CP 4": (Rank(), {}, PREFILL_CP),
+    "prefill CP 2, last of two stages, MTP": (
+        Rank(layers=(22, 43)),
+        MTP,
+        PREFILL_CP | dict(tp_size=2, moe_tp_size=2, attn_cp_size=2, pp_size=2),
+    ),
     "prefill server": (Rank(), dict(disaggregation_mode="prefill")),
     "decode server": (
         Rank(),
@@ -121,10 +142,12 @@ def buffers(pool):
             yield scores, scores[0].nbytes * 2 * state.ring_size
 
 
-def built(model, rank, kv_format, server_args):
-    """The pool that SGLang would build in BUDGET, on the device of shapes alone."""
+def built(model, kv_format, rank, server_args, parallel=None):
+    """The pools that SGLang would build in BUDGET, on the device of shapes alone: the
+    target's, and with speculation the draft's, whose one layer has the window only.
+    """
     from sglang.srt.mem_cache import deepseek_v4_memory_pool
-    from sglang.srt.runtime_context import get_context
+    from sglang.srt.runtime_context import get_context, get_parallel
 
     server = dict(
         max_running_requests=64, chunked_prefill_size=8192, page_size=PAGE_SIZE
@@ -137,16 +160,17 @@ def built(model, rank, kv_format, server_args):
     with (
         kv_cache_format_scope(KVCacheFormat(kv_format)),
         get_context().override_server_args(device="cpu", **server),
+        get_parallel().override(**parallel or {}),
     ):
         config = pool_configurator(model, rank)
         sizes = config.calculate_pool_sizes(BUDGET, PAGE_SIZE)
         sizes.max_running_requests = config.requested_max_running_requests_per_worker
         sizes = config.finalize_with_max_running_requests(sizes)
         start_layer, end_layer = rank.layers or (0, len(model.compress_ratios))
-        pool = pools.build_pool(
+        build = functools.partial(
+            pools.build_pool,
             pool_cls,
             device="meta",
-            compression_ratios=model.compress_ratios,
             num_slots=sizes.full_max_total_num_tokens,
             max_num_reqs=sizes.max_running_requests,
             num_req_slots=config._get_num_req_slots(sizes.max_running_requests),
@@ -157,11 +181,17 @@ def built(model, rank, kv_format, server_args):
             c128_state_pool_size=sizes.c128_state_pool_size,
             c4_state_dtype=torch.float32,
             c128_state_dtype=torch.float32,
+        )
+        target = build(
+            compression_ratios=model.compress_ratios,
             layer_num=end_layer - start_layer,
             start_layer=start_layer,
             end_layer=end_layer,
         )
-    return pool, config
+        drafts = []
+        if "speculative_algorithm" in server_args:
+            drafts = [build(compression_ratios=(0,), is_draft_worker=True)]
+    return target, drafts, config
 
 
 @pytest.mark.parametrize("model", [V4_FLASH, LARGE], ids=lambda model: model.name)
@@ -170,13 +200,34 @@ def test_pools_take_their_budget_and_no_more(device, model, case):
     """SGLang's budget leaves out what each buffer reserves; nothing else is over it,
     NVFP4 is over it by less than FP8, and what is left would hold no further page."""
     over = {}
-    rank, server_args = RANKS[case]
     for kv_format in ("fp8", "nvfp4"):
-        pool, config = built(model, rank, kv_format, server_args)
-        taken = sum(buffer.nbytes for buffer, _ in buffers(pool))
-        reserved = sum(more for _, more in buffers(pool))
-        over[kv_format] = taken - BUDGET
-        share = BUDGET / config._spec_infl
+        target, drafts, config = built(model, kv_format, *RANKS[case])
+        taken, reserved = measure(target)
+        # SGLang reserves for a draft what an average layer takes, of all that grows.
+        fixed = request_state_bytes(target, config.ring_sizes.get(128))
+        share = (BUDGET - fixed) / config._spec_infl + fixed
         assert taken - share <= reserved
         assert share - taken < PAGE_SIZE * config.bytes_per_full_token
+        over[kv_format] = taken - BUDGET
+        for draft in drafts:
+            taken_more, reserved_more = measure(draft)
+            assert taken_more > 0
+            taken, reserved = taken + taken_more, reserved + reserved_more
+        assert taken - BUDGET <= reserved
     assert over["nvfp4"] <= over["fp8"]
+
+
+def measure(pool):
+    """Bytes of a pool, and those of them that SGLang reserves beyond its budget."""
+    sizes = [(buffer.nbytes, more) for buffer, more in buffers(pool)]
+    return tuple(sum(column) for column in zip(*sizes, strict=True))
+
+
+def request_state_bytes(pool, ring_size):
+    """Bytes of the c128 compressors' states: a request has them, whatever its length."""
+    states = (
+        state.kv_score_buffer.kv_score
+        for state in filter(None, pool.compress_state_pools)
+        if state.ring_size == ring_size
+    )
+    return sum(scores.nbytes for scores in states)
