@@ -1,7 +1,7 @@
 """SGLang's radix cache over a pool, as its scheduler builds it: allocator, tree, HiCache.
 
-SGLang's host pools move rows by a CUDA operator; without a GPU that operator is spelled
-out in PyTorch, and host memory is not pinned. Streams and events are PyTorch's own.
+SGLang's host pools move rows by a CUDA operator; where it is not installed, or there is
+no GPU, it is spelled out in PyTorch. Streams and events are PyTorch's own.
 """
 
 from array import array
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
+from sglang_dsv4_nvfp4.platform import distribution_version
 
 # One process, in every group that SGLang asks about.
 ALONE = dict(
@@ -48,24 +49,26 @@ def alone():
 
 @contextmanager
 def host_memory():
-    """What HiCache needs of CUDA, without it."""
+    """What HiCache needs of CUDA and of SGLang's operators, where they are not."""
     from sglang.srt.mem_cache import memory_pool_host
 
-    if torch.cuda.is_available():
-        yield
-        return
     with ExitStack() as stack:
-        stack.enter_context(
-            mock.patch.object(
-                memory_pool_host, "transfer_kv_direct", _copy_rows, create=True
-            )
-        )
-        for cls in (
-            memory_pool_host.DeepSeekV4PagedHostPool,
-            memory_pool_host.DeepSeekV4StateHostPool,
+        if not torch.cuda.is_available():
+            for cls in (
+                memory_pool_host.DeepSeekV4PagedHostPool,
+                memory_pool_host.DeepSeekV4StateHostPool,
+            ):
+                unpinned = partialmethod(cls.__init__, pin_memory=False)
+                stack.enter_context(mock.patch.object(cls, "__init__", unpinned))
+        if (
+            not torch.cuda.is_available()
+            or distribution_version("sglang-kernel") is None
         ):
-            unpinned = partialmethod(cls.__init__, pin_memory=False)
-            stack.enter_context(mock.patch.object(cls, "__init__", unpinned))
+            stack.enter_context(
+                mock.patch.object(
+                    memory_pool_host, "transfer_kv_direct", _copy_rows, create=True
+                )
+            )
         yield
 
 
@@ -73,7 +76,7 @@ def _copy_rows(src_layers, dst_layers, src_indices, dst_indices, page_size):
     """What ``sgl_kernel.transfer_kv_direct`` does with rows of one page each."""
     assert page_size == 1
     for source, target in zip(src_layers, dst_layers, strict=True):
-        target[dst_indices.long()] = source[src_indices.long()]
+        target[dst_indices.long()] = source[src_indices.long()].to(target.device)
 
 
 class PrefixCache:

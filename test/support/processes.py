@@ -17,11 +17,17 @@ _UNSET = (
 )
 
 
-def ask_support(name):
+def ask_support(name, *arguments, **environment):
     """The JSON that one of this folder's programs prints last, run where nothing has
     been imported yet."""
     folder = Path(__file__).parent
-    result = run_python(str(folder / name), PYTHONPATH=str(folder.parent))
+    paths = [str(folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    result = run_python(
+        str(folder / name),
+        *arguments,
+        PYTHONPATH=os.pathsep.join(paths),
+        **environment,
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
 
