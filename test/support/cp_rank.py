@@ -58,16 +58,17 @@ def ranks(rank, world_size, init_method, device, backend):
     from sglang.srt.distributed import parallel_state
     from sglang.srt.runtime_context import get_parallel
 
+    local_rank = torch.device(device).index or 0
     parallel_state.init_distributed_environment(
         world_size=world_size,
         rank=rank,
-        local_rank=rank,
+        local_rank=local_rank,
         distributed_init_method=init_method,
         backend=backend,
     )
     group = parallel_state.init_model_parallel_group(
         [list(range(world_size))],
-        rank,
+        local_rank,
         backend,
         use_pynccl=False,
         use_custom_allreduce=False,

@@ -5,6 +5,7 @@ import torch
 from support.pools import PAGE_SIZE, build_pool, fp8, random_rows
 
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
+from sglang_dsv4_nvfp4.platform import versions
 from sglang_dsv4_nvfp4.quantize import dequantize, quantize_append
 
 
@@ -69,8 +70,8 @@ def test_one_line_says_what_serves(device, caplog, is_draft_worker):
         "store=fused",
         "scale_rule=amax6",
         "sglang 0.5.23",
-        "flashinfer-python ",
         "sglang-dsv4-nvfp4 ",
+        *(f"{name} {version}" for name, version in versions().items() if version),
     ):
         assert said in line, said
 
