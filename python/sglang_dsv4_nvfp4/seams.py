@@ -2,26 +2,20 @@
 
 SGLang's official plugin system does the patching (``HookRegistry``); this module
 says what is patched, checks before anything is hooked that each target is still the
-one we were written against, and can tell afterwards whether our hooks are in force.
-
-The signatures are those of ``SGLANG_VERSION``. In-tree each seam becomes an ``if`` or a
-call at its target.
+one we were written against (``surface.py``), and can tell afterwards whether our hooks
+are in force. In-tree each seam becomes an ``if`` or a call at its target.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from sglang_dsv4_nvfp4 import signatures
+from sglang_dsv4_nvfp4 import signatures, surface
 from sglang_dsv4_nvfp4.platform import distribution_version
-
-SGLANG_VERSION = "0.5.23"
 
 
 class Kind(enum.Enum):
@@ -40,166 +34,69 @@ class Kind(enum.Enum):
 class Seam:
     """One target in SGLang.
 
-    signature: what the target takes (of a class, its constructor).
     hook: ``module:name`` in this package, imported only when NVFP4 is on.
     purpose: what ours does, for ``doctor``.
-    methods: for a class, the methods our subclass relies on and their signatures.
-    writers: for a class, its method names that write a cache; one that we do not
-        know would write FP8 rows into NVFP4 pages.
+    calls: for a class, its methods that ours calls and does not override.
     """
 
     target: str
     kind: Kind
-    signature: str
     hook: str
     purpose: str
-    methods: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    writers: frozenset[str] = frozenset()
+    calls: tuple[str, ...] = ()
 
 
-TOKEN_TO_KV_POOL = (
-    "sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool"
-)
-ATTENTION = "sglang.kernels.ops.attention.flash_mla_sm120.flash_mla_with_kvcache_sm120"
+_SRT = "sglang.srt"
+_OPS = "sglang.kernels.ops.attention"
+_POOLS = f"{_SRT}.mem_cache.deepseek_v4_memory_pool"
+TOKEN_TO_KV_POOL = f"{_POOLS}.DeepSeekV4TokenToKVPool"
+ATTENTION = f"{_OPS}.flash_mla_sm120.flash_mla_with_kvcache_sm120"
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
-        target="sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4SingleKVPool",
-        kind=Kind.SUBCLASS,
-        signature=(
-            "(size, page_size, dtype, qk_nope_head_dim, qk_rope_head_dim, layer_num, "
-            "device, enable_memory_saver, start_layer=, end_layer=, kv_layout=, "
-            "global_page_size=)"
-        ),
-        hook="mem_cache.single_kv_pool:DeepSeekV4NVFP4SingleKVPool",
-        purpose="one cache's NVFP4 pages",
-        methods=MappingProxyType(
-            {
-                "create_buffer": "(self, *, num_pages)",
-                "get_bytes_per_token": "(self)",
-                "get_key_buffer": "(self, layer_id)",
-                "set_key_buffer": (
-                    "(self, layer_id, loc, cache_nope_fp8_rope_bf16_pack)"
-                ),
-                "set_key_buffer_fused": "(self, layer_id, loc, cache_k, freqs_cis=)",
-            }
-        ),
-        writers=frozenset({"set_key_buffer", "set_key_buffer_fused", "set_kv_buffer"}),
+        f"{_POOLS}.DeepSeekV4SingleKVPool",
+        Kind.SUBCLASS,
+        "mem_cache.single_kv_pool:DeepSeekV4NVFP4SingleKVPool",
+        "one cache's NVFP4 pages",
     ),
     Seam(
-        target=TOKEN_TO_KV_POOL,
-        kind=Kind.REPLACE,
-        signature=(
-            "(max_num_reqs, swa_size, c4_size, c128_size, c4_state_pool_size, "
-            "c128_state_pool_size, page_size, swa_page_size, dtype, c4_state_dtype, "
-            "c128_state_dtype, qk_nope_head_dim, qk_rope_head_dim, indexer_head_dim, "
-            "layer_num, device, enable_memory_saver, compression_ratios, "
-            "sliding_window=, start_layer=, end_layer=, enable_hisparse=, "
-            "online_mtp_max_draft_tokens=, num_req_slots=, unified_fp8=, "
-            "kv_source_layers=, full_size=, is_draft_worker=, kv_layout=, "
-            "compressed_kv_layout=)"
-        ),
-        hook="mem_cache.token_to_kv_pool:DeepSeekV4NVFP4TokenToKVPool",
-        purpose="NVFP4 pages, their setters and getters",
-        methods=MappingProxyType(
-            {
-                "_make_kv_pool": (
-                    "(self, *, size, page_size, dtype, layer_num, device, "
-                    "enable_memory_saver, global_page_size, cls=, kv_layout=)"
-                ),
-                "_swa_local_layer_id": "(self, layer_id)",
-                "compressed_kv_layout": "(self, compress_ratio)",
-                "get_swa_key_bytes_per_token": "(self)",
-                "get_swa_key_layout": "(self)",
-                "pd_kv_layout": "(self)",
-                "set_extra_key_buffer": (
-                    "(self, layer_id, loc, cache_nope_fp8_rope_bf16_pack)"
-                ),
-                "set_extra_key_buffer_fused": (
-                    "(self, layer_id, loc, cache_k, freqs_cis=)"
-                ),
-                "set_swa_key_buffer": (
-                    "(self, layer_id, loc, cache_nope_fp8_rope_bf16_pack)"
-                ),
-                "set_swa_key_buffer_radix": (
-                    "(self, layer_id, swa_loc, cache_nope_fp8_rope_bf16_pack)"
-                ),
-                "set_swa_key_buffer_radix_fused": "(self, layer_id, swa_loc, cache_k)",
-                "set_swa_key_buffer_radix_fused_norm_rope": (
-                    "(self, layer_id, swa_loc, kv, kv_weight, eps, freqs_cis, "
-                    "positions, q=)"
-                ),
-                "set_unified_key_buffer_radix_fused_norm_rope": (
-                    "(self, layer_id, swa_loc, kv, kv_weight, eps, freqs_cis, "
-                    "positions)"
-                ),
-            }
-        ),
-        writers=frozenset(
-            {
-                "set_extra_key_buffer",
-                "set_extra_key_buffer_fused",
-                "set_swa_key_buffer",
-                "set_swa_key_buffer_radix",
-                "set_swa_key_buffer_radix_fused",
-                "set_swa_key_buffer_radix_fused_norm_rope",
-                "set_unified_key_buffer_radix_fused_norm_rope",
-                # Not the latents': refused by the base, the indexer's, PD's mark.
-                "set_kv_buffer",
-                "set_index_k_fp4",
-                "set_index_k_fused",
-                "set_index_k_scale_buffer",
-                "set_swa_valid_from",
-            }
-        ),
+        TOKEN_TO_KV_POOL,
+        Kind.REPLACE,
+        "mem_cache.token_to_kv_pool:DeepSeekV4NVFP4TokenToKVPool",
+        "NVFP4 pages, their setters and getters",
+        calls=("_swa_local_layer_id",),
     ),
     Seam(
-        target=(
-            "sglang.srt.model_executor.pool_configurator.DSV4PoolConfigurator."
-            "_get_paged_kv_bytes_per_token"
-        ),
-        kind=Kind.AROUND,
-        signature="(self, compress_ratio=)",
-        hook="seams:count_paged_kv_bytes",
-        purpose="384 bytes a latent slot, no page padding",
+        f"{_SRT}.model_executor.pool_configurator.DSV4PoolConfigurator."
+        "_get_paged_kv_bytes_per_token",
+        Kind.AROUND,
+        "seams:count_paged_kv_bytes",
+        "384 bytes a latent slot, no page padding",
     ),
     Seam(
-        target=ATTENTION,
-        kind=Kind.AROUND,
-        signature="(**kwargs)",
-        hook="seams:attend",
-        purpose="attention over NVFP4 pages",
+        ATTENTION,
+        Kind.AROUND,
+        "seams:attend",
+        "attention over NVFP4 pages",
     ),
     Seam(
-        target="sglang.kernels.ops.attention.dsv4.compress.compress_norm_rope_store",
-        kind=Kind.AROUND,
-        signature=(
-            "(kv, plan, *, norm_weight, norm_eps, freq_cis, out_loc, kvcache, "
-            "page_size, use_fp4=, bf16_store=, kvcache_scale=, rope_cache=, "
-            "fp4_k_write_metadata=, layout=, fp8_2buff=, kvcache_rope=)"
-        ),
-        hook="seams:store_compressed",
-        purpose="the c4 and c128 stores; the indexer's passes through",
+        f"{_OPS}.dsv4.compress.compress_norm_rope_store",
+        Kind.AROUND,
+        "seams:store_compressed",
+        "the c4 and c128 stores; the indexer's passes through",
     ),
     Seam(
-        target=(
-            "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller."
-            "HybridCacheController.attach_storage_backend"
-        ),
-        kind=Kind.AROUND,
-        signature=(
-            "(self, storage_backend, prefetch_threshold=, model_name=, "
-            "storage_backend_extra_config=, host_pools=)"
-        ),
-        hook="seams:attach_storage",
-        purpose="names the format in the keys of HiCache's storage",
+        f"{_SRT}.mem_cache.hybrid_cache.hybrid_cache_controller."
+        "HybridCacheController.attach_storage_backend",
+        Kind.AROUND,
+        "seams:attach_storage",
+        "names the format in the keys of HiCache's storage",
     ),
     Seam(
-        target="sglang.srt.arg_groups.deepseek_v4_hook.apply_deepseek_v4_defaults",
-        kind=Kind.AFTER,
-        signature="(server_args, model_arch)",
-        hook="seams:check_server_args",
-        purpose="refuse options that NVFP4 cannot serve",
+        f"{_SRT}.arg_groups.deepseek_v4_hook.apply_deepseek_v4_defaults",
+        Kind.AFTER,
+        "seams:check_server_args",
+        "refuse options that NVFP4 cannot serve",
     ),
 )
 
@@ -266,6 +163,11 @@ def check_server_args(result: None, server_args, *args, **kwargs) -> None:
         raise SystemExit(f"sglang-dsv4-nvfp4: {error}") from None
 
 
+def sglang_version() -> str:
+    """The SGLang that the seams were written against."""
+    return surface.recorded()["sglang"]
+
+
 def version_problem() -> str | None:
     """Why the installed SGLang is not the one the seams were written against.
 
@@ -274,8 +176,8 @@ def version_problem() -> str | None:
     """
     installed = distribution_version("sglang")
     # A local part names a build of the same source.
-    if installed is None or installed.split("+")[0] != SGLANG_VERSION:
-        return f"sglang {installed} is installed, {SGLANG_VERSION} is needed"
+    if installed is None or installed.split("+")[0] != sglang_version():
+        return f"sglang {installed} is installed, {sglang_version()} is needed"
     return None
 
 
@@ -296,7 +198,7 @@ def register() -> None:
     if unfit:
         raise RuntimeError(
             f"SGLang does not fit: {'; '.join(unfit)}. "
-            f"pip install sglang=={SGLANG_VERSION}, or unset the variable to serve in "
+            f"pip install sglang=={sglang_version()}, or unset the variable to serve in "
             "FP8"
         )
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -358,19 +260,22 @@ def _hook(seam: Seam) -> Any:
 
 
 def _problem(seam: Seam) -> str | None:
-    mismatch = signatures.mismatch(seam.target, seam.signature, stock)
-    if mismatch:
-        return mismatch
-    owner = stock(seam.target)
-    for name, expected in seam.methods.items():
-        mismatch = signatures.mismatch(
-            name, expected, functools.partial(getattr, owner)
-        )
-        if mismatch:
-            return f"{seam.target}: {mismatch}"
-    if seam.writers:
-        present = {name for name in dir(owner) if name.startswith("set_")}
-        unknown = sorted(present - seam.writers)
-        if unknown:
-            return f"{seam.target} has unknown writers: {', '.join(unknown)}"
-    return None
+    try:
+        owner = stock(seam.target)
+    except Exception as error:
+        # A broken package can raise anything while it is imported.
+        return f"{seam.target} is not there ({type(error).__name__}: {error})"
+    return surface.problem(seam.target, owner)
+
+
+def observe(seam: Seam) -> dict[str, Any]:
+    """What the record should hold of a seam's target, from the installed SGLang."""
+    owner, hook = stock(seam.target), _hook(seam)
+    overridden: list[str] = []
+    if isinstance(hook, type):
+        overridden = [
+            name
+            for name, value in vars(hook).items()
+            if callable(value) and hasattr(owner, name) and name != "__init__"
+        ]
+    return surface.observe(owner, [*overridden, *seam.calls])

@@ -112,13 +112,15 @@ def _plugin_is_loaded() -> Check:
 
 
 def _seams_fit() -> list[Check]:
-    remedy = f"pip install sglang=={seams.SGLANG_VERSION}"
+    remedy = f"pip install sglang=={seams.sglang_version()}"
     version = seams.version_problem()
     checks = [
         (
             Check("sglang", False, version, remedy)
             if version
-            else Check("sglang", True, f"{seams.SGLANG_VERSION}, as the seams need it")
+            else Check(
+                "sglang", True, f"{seams.sglang_version()}, as the seams need it"
+            )
         )
     ]
     problems = seams.problems()

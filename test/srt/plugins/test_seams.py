@@ -2,13 +2,23 @@
 
 import pytest
 
-from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4 import seams, surface
+from sglang_dsv4_nvfp4.platform import distribution_version
 
 HOOKED = [seam for seam in seams.SEAMS if seam.kind is not seams.Kind.SUBCLASS]
 
 
 def test_every_seam_fits(device):
     assert seams.problems() == {seam.target: None for seam in seams.SEAMS}
+
+
+def test_the_record_is_what_the_command_makes(device):
+    """An override that is new in our classes has to be recorded as well."""
+    record = surface.recorded()
+    assert record["sglang"] == distribution_version("sglang")
+    assert record["targets"] == {
+        seam.target: seams.observe(seam) for seam in seams.SEAMS
+    }
 
 
 def test_every_seam_is_installed_and_the_stock_object_is_kept(device):
