@@ -1,4 +1,4 @@
-"""The pools that hold NVFP4 pages, and what they cost.
+"""The pools that hold NVFP4 pages, what they cost, and what SGLang is told of them.
 
-In-tree these classes join ``sglang/srt/mem_cache/deepseek_v4_memory_pool.py``.
+In-tree the pools join ``sglang/srt/mem_cache/deepseek_v4_memory_pool.py``.
 """
