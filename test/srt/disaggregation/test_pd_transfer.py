@@ -7,6 +7,7 @@ A transfer is simulated as an engine does it: item ``page`` of each registered b
 import ctypes
 import json
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
@@ -164,6 +165,21 @@ def test_a_peer_of_another_format_is_refused_at_the_handshake(
     answer["kv_layout"] = receiver.pd_kv_layout()
     with pytest.raises(RuntimeError, match="KV layout mismatch: .*nvfp4.*v4"):
         decode_manager(stock).try_ensure_parallel_info(address)
+
+
+@pytest.mark.parametrize("kv_format", ["fp8", "nvfp4"])
+def test_sglangs_checksum_does_not_fit_these_pools(device, kv_format):
+    """It digests window pages, and finds none: why the option is refused by name."""
+    from sglang.srt.disaggregation.checksum import state_indices_for_request
+
+    with fp8() if kv_format == "fp8" else nullcontext():
+        pool = build_pool("cpu", num_pages=1)
+    scheduler = SimpleNamespace(
+        token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: pool)
+    )
+    pointers, _, _ = pool.get_state_buf_infos()
+    assert pointers
+    assert state_indices_for_request(scheduler, req=None, seq_len=PAGE_SIZE) is None
 
 
 def test_checksums_of_different_formats_are_not_compared(device, receiver):
