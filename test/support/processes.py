@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+# What a user types.
+COMMAND = str(Path(sys.executable).with_name("sglang-dsv4-nvfp4"))
+
 _UNSET = (
     "SGLANG_SM120_KV_CACHE_FORMAT",
     "SGLANG_SM120_FLASHMLA_BACKEND",

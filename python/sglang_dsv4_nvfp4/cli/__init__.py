@@ -1,1 +1,1 @@
-"""The command line: ``sglang-dsv4-nvfp4 demo | doctor``."""
+"""The command line: ``sglang-dsv4-nvfp4``: its subcommands, and what they share."""

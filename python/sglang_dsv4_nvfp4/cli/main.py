@@ -13,11 +13,12 @@ from sglang_dsv4_nvfp4 import __version__
 
 # Each subcommand's module, imported only when it is called: SGLang takes seconds.
 _COMMANDS = {
+    "capacity": "say how many tokens a memory budget holds in FP8 and in NVFP4",
     "demo": "write and read the same workload in FP8 and in NVFP4, and compare",
     "doctor": "say whether NVFP4 would be served here, and how to mend what is wrong",
     "tune": "measure every kernel on this GPU, for the planner to go by",
 }
-_WITH_RESULT_FILE = ("demo", "doctor")
+_WITH_RESULT_FILE = ("capacity", "demo", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_argument(
                 "--json", type=Path, metavar="FILE", help="also write the result here"
             )
-        if name == "tune":
-            _add_tune_arguments(command)
+        if name in _ARGUMENTS:
+            _ARGUMENTS[name](command)
     args = parser.parse_args(argv)
     result_file = getattr(args, "json", None)
     if result_file and not result_file.parent.is_dir():
@@ -45,12 +46,66 @@ def main(argv: Sequence[str] | None = None) -> int:
     return importlib.import_module(f"{__package__}.{args.command}").run(args)
 
 
-def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
+def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model",
         default="v4-flash",
         help="v4-flash (default), v4-pro, or the path of a config.json or its folder",
     )
+
+
+def _add_capacity_arguments(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    memory = command.add_mutually_exclusive_group(required=True)
+    memory.add_argument(
+        "--kv-gib",
+        type=_positive_float,
+        help="memory of one rank for KV caches, as SGLang's log says it",
+    )
+    memory.add_argument(
+        "--gpu-gib", type=_positive_float, help="memory of one GPU, weights included"
+    )
+    command.add_argument(
+        "--weights-gib",
+        type=_positive_float,
+        help="with --gpu-gib: one rank's weights (default: the checkpoint's size, from "
+        "its index, over all ranks)",
+    )
+    command.add_argument(
+        "--mem-fraction-static",
+        type=_fraction,
+        default=0.88,
+        help="with --gpu-gib: SGLang's option (default: 0.88)",
+    )
+    for option, meaning in (
+        ("--tp-size", "GPUs of one pipeline stage"),
+        ("--dp-size", "data-parallel attention ranks among them"),
+        ("--pp-size", "pipeline stages"),
+    ):
+        command.add_argument(
+            option, type=_positive, default=1, help=f"{meaning} (default: 1)"
+        )
+    command.add_argument(
+        "--enable-prefill-cp",
+        action="store_true",
+        help="the GPUs of a stage share prefills, not heads",
+    )
+    command.add_argument(
+        "--mtp", action="store_true", help="with the MTP layer as EAGLE's draft"
+    )
+    command.add_argument(
+        "--max-running-requests",
+        type=_positive,
+        default=256,
+        help="of the whole server; it sizes the window pool (default: SGLang's 256)",
+    )
+    command.add_argument(
+        "--chunked-prefill-size", type=_positive, default=8192, help="(default: 8192)"
+    )
+
+
+def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
     command.add_argument(
         "--heads",
         type=_positive,
@@ -80,6 +135,23 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = _positive_float(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text} is more than 1")
+    return value
+
+
+_ARGUMENTS = {"capacity": _add_capacity_arguments, "tune": _add_tune_arguments}
 
 
 if __name__ == "__main__":

@@ -65,18 +65,20 @@ def model_facts(model: str) -> ModelFacts:
     """
     if model in _BUILT_IN:
         return _BUILT_IN[model]
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
+    path = _folder(model) / "config.json"
+    if not path.is_file():
+        path = Path(model).expanduser()
     if not path.is_file():
         raise ValueError(
             f"--model {model}: neither {' nor '.join(_BUILT_IN)}, nor a config.json"
         )
     try:
         config = json.loads(path.read_text())
+        # The ratios go on for the MTP layers, which are the draft worker's.
+        ratios = tuple(config.get("compress_ratios") or ())
         return ModelFacts(
             name=config.get("_name_or_path") or path.parent.name,
-            compress_ratios=tuple(config.get("compress_ratios") or ()),
+            compress_ratios=ratios[: config["num_hidden_layers"]],
             num_heads=config["num_attention_heads"],
             index_topk=config["index_topk"],
             context_len=config["max_position_embeddings"],
@@ -86,6 +88,19 @@ def model_facts(model: str) -> ModelFacts:
         raise ValueError(
             f"{path} is no DeepSeek-V4 configuration ({type(error).__name__}: {error})"
         ) from error
+
+
+def weights_bytes(model: str) -> int | None:
+    """The size of a checkpoint, where its index lies beside the config.json."""
+    index = _folder(model) / "model.safetensors.index.json"
+    if model in _BUILT_IN or not index.is_file():
+        return None
+    return json.loads(index.read_text())["metadata"]["total_size"]
+
+
+def _folder(model: str) -> Path:
+    path = Path(model).expanduser()
+    return path if path.is_dir() else path.parent
 
 
 @dataclass(frozen=True)
@@ -114,13 +129,16 @@ class Rank:
     attn_dp_size: int = 1
 
 
-def capacity_in_budget(model: ModelFacts, budget_bytes: int) -> Capacity:
-    """Capacity of one rank that holds all layers, in the environment's format.
+def capacity_in_budget(
+    model: ModelFacts, budget_bytes: int, rank: Rank | None = None
+) -> Capacity:
+    """Capacity of one rank (by default one that holds it all), in the environment's
+    format.
 
     SGLang's context must be published: it decides the rest (the request limit, the
     prefill chunk, speculation).
     """
-    config = pool_configurator(model)
+    config = pool_configurator(model, rank)
     sizes = config.calculate_pool_sizes(budget_bytes, PAGE_SIZE)
     return Capacity(
         tokens=sizes.max_total_num_tokens,

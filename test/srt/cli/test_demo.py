@@ -2,14 +2,12 @@
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from support.processes import run_python
+from support.processes import COMMAND, run_python
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = str(Path(sys.executable).with_name("sglang-dsv4-nvfp4"))
 
 
 @pytest.fixture(scope="module")
