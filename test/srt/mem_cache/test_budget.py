@@ -96,6 +96,10 @@ PREFILL_CP = dict(
     attn_cp_size=4,
     enable_prefill_cp=True,
     cp_strategy="interleave",
+    # Whatever groups another test has built in this process, they are not these.
+    tp_group=None,
+    pp_group=None,
+    attn_cp_group=None,
 )
 RANKS = {
     "whole": (Rank(), {}),
