@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := python test docs benchmark
 
-.PHONY: demo doctor test lint format clean
+.PHONY: demo doctor test lint format surface clean
 
 demo: $(VENV)/.installed
 	$(BIN)/sglang-dsv4-nvfp4 demo
@@ -33,6 +33,10 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
+
+# After a look at another SGLang: record what the seams find there.
+surface: $(VENV)/.installed
+	$(BIN)/python test/support/record_surface.py
 
 clean:
 	rm -rf $(VENV) build python/*.egg-info

@@ -1,9 +1,10 @@
-"""Every place where SGLang and this package meet: one table.
+"""Every place where SGLang is hooked: one table.
 
 SGLang's official plugin system does the patching (``HookRegistry``); this module
 says what is patched, checks before anything is hooked that each target is still the
 one we were written against (``surface.py``), and can tell afterwards whether our hooks
-are in force. In-tree each seam becomes an ``if`` or a call at its target.
+are in force. In-tree each seam becomes an ``if`` or a call at its target. One thing is
+not hooked but registered: the KV canary's adapter, for which SGLang has a registry.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Seam:
     hook: ``module:name`` in this package, imported only when NVFP4 is on.
     purpose: what ours does, for ``doctor``.
     calls: for a class, its methods that ours calls and does not override.
+    leaves: for a class, its methods that write a cache and that ours does not override.
     """
 
     target: str
@@ -44,6 +46,7 @@ class Seam:
     hook: str
     purpose: str
     calls: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
 
 
 _SRT = "sglang.srt"
@@ -58,6 +61,8 @@ SEAMS: tuple[Seam, ...] = (
         Kind.SUBCLASS,
         "mem_cache.single_kv_pool:DeepSeekV4NVFP4SingleKVPool",
         "one cache's NVFP4 pages",
+        # The base refuses it.
+        leaves=("set_kv_buffer",),
     ),
     Seam(
         TOKEN_TO_KV_POOL,
@@ -65,6 +70,18 @@ SEAMS: tuple[Seam, ...] = (
         "mem_cache.token_to_kv_pool:DeepSeekV4NVFP4TokenToKVPool",
         "NVFP4 pages, their setters and getters",
         calls=("_swa_local_layer_id",),
+        leaves=(
+            # These hand rows to a single cache's setters, which are ours.
+            "set_extra_key_buffer",
+            "set_extra_key_buffer_fused",
+            "set_swa_key_buffer_radix",
+            # Not the latents': refused by the base, the indexer's, PD's mark.
+            "set_kv_buffer",
+            "set_index_k_fp4",
+            "set_index_k_fused",
+            "set_index_k_scale_buffer",
+            "set_swa_valid_from",
+        ),
     ),
     Seam(
         f"{_SRT}.model_executor.pool_configurator.DSV4PoolConfigurator."
@@ -206,6 +223,18 @@ def register() -> None:
     for seam in _HOOKED:
         _stock[seam.target] = signatures.resolve(seam.target)
         HookRegistry.register(seam.target, _hook(seam), HookType(seam.kind.value))
+    _register_canary()
+
+
+def _register_canary() -> None:
+    from sglang.srt.kv_canary.pool_patcher.api import register_pool_attacher
+
+    from sglang_dsv4_nvfp4.mem_cache import canary
+    from sglang_dsv4_nvfp4.mem_cache.token_to_kv_pool import (
+        DeepSeekV4NVFP4TokenToKVPool,
+    )
+
+    register_pool_attacher(DeepSeekV4NVFP4TokenToKVPool, canary.attach)
 
 
 def is_registered() -> bool:
@@ -268,14 +297,18 @@ def _problem(seam: Seam) -> str | None:
     return surface.problem(seam.target, owner)
 
 
-def observe(seam: Seam) -> dict[str, Any]:
+def describe(seam: Seam) -> dict[str, Any]:
     """What the record should hold of a seam's target, from the installed SGLang."""
+    return surface.describe(stock(seam.target), [*overridden(seam), *seam.calls])
+
+
+def overridden(seam: Seam) -> set[str]:
+    """Methods of a class's target that ours has a definition of."""
     owner, hook = stock(seam.target), _hook(seam)
-    overridden: list[str] = []
-    if isinstance(hook, type):
-        overridden = [
-            name
-            for name, value in vars(hook).items()
-            if callable(value) and hasattr(owner, name) and name != "__init__"
-        ]
-    return surface.observe(owner, [*overridden, *seam.calls])
+    if not isinstance(hook, type):
+        return set()
+    return {
+        name
+        for name, value in vars(hook).items()
+        if callable(value) and hasattr(owner, name) and name != "__init__"
+    }

@@ -46,16 +46,19 @@ def signature_text(function: Callable) -> str:
     return f"({', '.join(parts)})"
 
 
-def mismatch(
-    target: str, expected: str, resolver: Callable[[str], Any] = resolve
-) -> str | None:
+def mismatch(target: str, expected: str) -> str | None:
     """What is wrong with ``target``, or None where it has the expected signature."""
     try:
-        found = resolver(target)
+        found = resolve(target)
     except Exception as error:
         # A broken package can raise anything while it is imported.
         return f"{target} is not there ({type(error).__name__}: {error})"
+    return difference(target, found, expected)
+
+
+def difference(name: str, found: Callable, expected: str) -> str | None:
+    """What ``found``, which goes by ``name``, takes instead of ``expected``, if so."""
     actual = signature_text(found)
     if actual != expected:
-        return f"{target} takes {actual}, expected {expected}"
+        return f"{name} takes {actual}, expected {expected}"
     return None

@@ -2,12 +2,8 @@
 
 ``sglang_surface.json`` holds for each target what it takes; for a class that ours
 derives from also the methods that ours overrides or calls, and all that write a cache.
-It is made, not written::
-
-    python -m sglang_dsv4_nvfp4.surface
-
-records the installed SGLang anew: what then differs is what to look at before another
-SGLang is served. In-tree there is no such record.
+It is made, not written, by ``make surface`` in a checkout; what then differs is what to
+look at before another SGLang is served. In-tree there is no such record.
 """
 
 from __future__ import annotations
@@ -25,18 +21,18 @@ RECORD = Path(__file__).with_name("sglang_surface.json")
 
 @functools.cache
 def recorded() -> dict[str, Any]:
-    """The record: ``sglang`` is its version, ``targets`` what :func:`observe` gave."""
+    """The record: ``sglang`` is its version, ``targets`` what :func:`describe` gave."""
     return json.loads(RECORD.read_text())
 
 
-def observe(owner: Any, methods: Iterable[str] = ()) -> dict[str, Any]:
+def describe(owner: Any, methods: Iterable[str] = ()) -> dict[str, Any]:
     """What ``owner``, a function or a class, takes; of a class its methods too: those
     named, and all that write a cache."""
     seen: dict[str, Any] = {"signature": signatures.signature_text(owner)}
     if isinstance(owner, type):
         seen["methods"] = {
             name: signatures.signature_text(getattr(owner, name))
-            for name in sorted({*methods, *_writers(owner)})
+            for name in sorted({*methods, *writers(owner)})
         }
     return seen
 
@@ -47,38 +43,28 @@ def problem(target: str, owner: Any) -> str | None:
     A method that writes a cache and is not in the record would write FP8 rows into NVFP4
     pages; any other that is new is none of our business.
     """
-    expected = recorded()["targets"][target]
-    found = signatures.mismatch(target, expected["signature"], lambda _: owner)
+    expected = recorded()["targets"].get(target)
+    if expected is None:
+        return f"{target} is not in {RECORD.name} (`make surface` in a checkout)"
+    found = signatures.difference(target, owner, expected["signature"])
     if found:
         return found
     methods = expected.get("methods", {})
     for name, signature in methods.items():
-        found = signatures.mismatch(name, signature, functools.partial(getattr, owner))
+        method = getattr(owner, name, None)
+        if method is None:
+            return f"{target} has no {name}"
+        found = signatures.difference(name, method, signature)
         if found:
             return f"{target}: {found}"
-    unknown = sorted(_writers(owner) - set(methods))
+    unknown = sorted(writers(owner) - set(methods))
     if unknown:
         return f"{target} has unknown writers: {', '.join(unknown)}"
     return None
 
 
-def _writers(owner: Any) -> set[str]:
+def writers(owner: Any) -> set[str]:
+    """Names of a class's methods that write a cache; of a function, none."""
     if not isinstance(owner, type):
         return set()
     return {name for name in dir(owner) if name.startswith("set_")}
-
-
-def main() -> None:
-    from sglang_dsv4_nvfp4 import seams
-    from sglang_dsv4_nvfp4.platform import distribution_version
-
-    record = {
-        "sglang": distribution_version("sglang"),
-        "targets": {seam.target: seams.observe(seam) for seam in seams.SEAMS},
-    }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{RECORD}: {len(record['targets'])} targets of sglang {record['sglang']}")
-
-
-if __name__ == "__main__":
-    main()

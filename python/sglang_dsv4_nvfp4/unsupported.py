@@ -69,7 +69,7 @@ def refuse_features(
         ("--enable-encoder-swa-bounded-replay", encoder_replay),
         (
             f"--hicache-storage-backend {hicache_storage} (only "
-            f"{', '.join(sorted(STORAGE_BACKENDS))} keep formats apart)",
+            f"{', '.join(sorted(STORAGE_BACKENDS))} are known to keep formats apart)",
             hicache_storage is not None and hicache_storage not in STORAGE_BACKENDS,
         ),
         (
@@ -105,17 +105,22 @@ def check_server_args(server_args: ServerArgs) -> None:
             f"--kv-cache-dtype {cfg.kv_cache_dtype}",
             cfg.kv_cache_dtype not in ("auto", "fp8_e4m3"),
         ),
+        (
+            f"--speculative-draft-kv-cache-dtype {cfg.speculative_draft_kv_cache_dtype}",
+            cfg.speculative_draft_kv_cache_dtype not in (None, "fp8_e4m3"),
+        ),
         # Ray's scheduler actors load no plugins: they would serve in FP8.
         ("--use-ray", cfg.use_ray),
         # Pages striped over ranks: no NVFP4 kernel reads a stripe.
         (f"--dcp-size {cfg.dcp_size}", cfg.dcp_size > 1),
         ("--enable-kv-cache-sharding", cfg.enable_kv_cache_sharding),
-        # These find stored pages by tokens, whatever format they were stored in.
+        # What these find stored pages by does not name the pages' format.
         ("--enable-lmcache", cfg.enable_lmcache),
         ("--enable-flexkv", cfg.enable_flexkv),
+        # Nor is it known of a cache that another plugin brings.
         (
             f"--radix-cache-backend {cfg.radix_cache_backend}",
-            cfg.radix_cache_backend == "flexkv",
+            cfg.radix_cache_backend is not None,
         ),
         (
             "--enable-unified-cache-external-linker",
@@ -123,7 +128,15 @@ def check_server_args(server_args: ServerArgs) -> None:
         ),
         # SGLang gives its checksum no window pages of a DeepSeek-V4 pool, in any
         # format, and so fails at the first request.
-        ("--disaggregation-enable-kv-checksum", cfg.disaggregation_enable_kv_checksum),
+        (
+            "--disaggregation-enable-kv-checksum",
+            cfg.disaggregation_enable_kv_checksum and cfg.disaggregation_mode != "null",
+        ),
+        # SGLang has no host pool for it of a DeepSeek-V4 pool, in any format.
+        (
+            "--disaggregation-decode-enable-offload-kvcache",
+            cfg.disaggregation_decode_enable_offload_kvcache,
+        ),
     )
     refuse_features(
         hisparse=cfg.enable_hisparse,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.kernels.ops.kv_canary.verify import RealKvSource
 from sglang.srt.kv_canary.buffer_group import CanaryBufferGroup, PoolKind
-from sglang.srt.kv_canary.pool_patcher.api import register_pool_attacher
 from sglang.srt.kv_canary.pool_patcher.buf_info_splice import patch_buf_info_method
 from sglang.srt.kv_canary.pool_patcher.buffer_alloc import alloc_canary_buf
 
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from sglang_dsv4_nvfp4.mem_cache.token_to_kv_pool import (
         DeepSeekV4NVFP4TokenToKVPool,
     )
-
-
-def register(pool_class: type) -> None:
-    """Have SGLang attach its canary to pools of ``pool_class`` by :func:`attach`."""
-    register_pool_attacher(pool_class, attach)
 
 
 def attach(

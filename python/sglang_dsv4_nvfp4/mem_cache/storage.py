@@ -13,7 +13,8 @@ from typing import Any
 
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
 
-# Those whose keys hold the model's name, read in sglang 0.5.23's own backends.
+# Those whose keys were found to hold the model's name, in sglang 0.5.23's backends: the
+# file store by running it, the other two by reading them.
 STORAGE_BACKENDS = frozenset({"file", "mooncake", "nixl"})
 
 
@@ -25,14 +26,14 @@ def tag_storage_keys(device_pool: Any, host_pool: Any, storage_backend: str) -> 
         host_pool: the anchor of its host pools.
 
     Raises:
-        ValueError: the backend's keys leave the model's name out, so pages that FP8
-            stored would be taken for NVFP4's.
+        ValueError: the backend is not known to keep the model's name in its keys, so
+            pages that FP8 stored might be taken for NVFP4's.
     """
     if getattr(device_pool, "kv_layout", None) is not NVFP4_KV_LAYOUT:
         return
     if storage_backend not in STORAGE_BACKENDS:
         raise ValueError(
-            f"HiCache storage backend {storage_backend} does not keep NVFP4 pages "
-            f"apart from FP8's; use one of {', '.join(sorted(STORAGE_BACKENDS))}"
+            f"HiCache storage backend {storage_backend} is not known to keep NVFP4 "
+            f"pages apart from FP8's; use one of {', '.join(sorted(STORAGE_BACKENDS))}"
         )
     host_pool.storage_format_tag = NVFP4_KV_LAYOUT.value

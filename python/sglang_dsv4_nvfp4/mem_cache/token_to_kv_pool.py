@@ -23,7 +23,6 @@ from sglang.srt.runtime_context import get_exec, get_memory, get_spec
 from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.config import kernel, scale_rule, store_mode
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, NVFP4KVLayout
-from sglang_dsv4_nvfp4.mem_cache import canary
 from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     PACKED_FP8_REFUSAL,
     DeepSeekV4NVFP4SingleKVPool,
@@ -67,7 +66,6 @@ class DeepSeekV4NVFP4TokenToKVPool(DeepSeekV4TokenToKVPool):
         with envs.SGLANG_OPT_SM120_DIRECT_SWA_KV.override(False):
             super().__init__(*args, **kwargs)
         self.kv_layout = NVFP4_KV_LAYOUT
-        canary.register(type(self))
         logger.info(
             "DeepSeek-V4 KV cache in NVFP4: %d bytes a token, %d tokens, %d in the window "
             "pool, worker=%s, kernel=%s, store=%s, scale_rule=%s, %s",

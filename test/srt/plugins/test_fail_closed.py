@@ -80,6 +80,12 @@ def test_an_unknown_attention_setting_exits(variable, known):
             id="another-signature",
         ),
         pytest.param(
+            "import sglang.srt.mem_cache.deepseek_v4_memory_pool as m\n"
+            "m.DeepSeekV4TokenToKVPool._make_kv_pool = lambda self, size: None",
+            ("DeepSeekV4TokenToKVPool: _make_kv_pool takes (self, size)",),
+            id="another-method",
+        ),
+        pytest.param(
             "import sglang.srt.model_executor.pool_configurator as m\n"
             "del m.DSV4PoolConfigurator",
             ("DSV4PoolConfigurator", "is not there"),

@@ -1,9 +1,9 @@
 """The seam table against the installed SGLang."""
 
 import pytest
+from support.record_surface import record
 
 from sglang_dsv4_nvfp4 import seams, surface
-from sglang_dsv4_nvfp4.platform import distribution_version
 
 HOOKED = [seam for seam in seams.SEAMS if seam.kind is not seams.Kind.SUBCLASS]
 
@@ -14,11 +14,18 @@ def test_every_seam_fits(device):
 
 def test_the_record_is_what_the_command_makes(device):
     """An override that is new in our classes has to be recorded as well."""
-    record = surface.recorded()
-    assert record["sglang"] == distribution_version("sglang")
-    assert record["targets"] == {
-        seam.target: seams.observe(seam) for seam in seams.SEAMS
-    }
+    assert surface.recorded() == record()
+
+
+@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: seam.hook)
+def test_every_writer_is_overridden_or_left_on_purpose(device, seam):
+    """What a new SGLang writes with would be recorded without a look at it otherwise."""
+    writers = surface.writers(seams.stock(seam.target))
+    assert writers - seams.overridden(seam) == set(seam.leaves)
+
+
+def test_a_target_that_was_not_recorded_is_a_problem(device):
+    assert "is not in sglang_surface.json" in surface.problem("sglang.new", print)
 
 
 def test_every_seam_is_installed_and_the_stock_object_is_kept(device):

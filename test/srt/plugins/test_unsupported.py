@@ -29,7 +29,10 @@ _DEFAULTS = dict(
     enable_flexkv=False,
     radix_cache_backend=None,
     enable_unified_cache_external_linker=False,
+    disaggregation_mode="null",
     disaggregation_enable_kv_checksum=False,
+    disaggregation_decode_enable_offload_kvcache=False,
+    speculative_draft_kv_cache_dtype=None,
 )
 
 
@@ -89,9 +92,27 @@ def test_the_defaults_are_served(check, caplog):
             "--enable-unified-cache-external-linker",
         ),
         (
-            {"disaggregation_enable_kv_checksum": True},
+            {
+                "disaggregation_enable_kv_checksum": True,
+                "disaggregation_mode": "prefill",
+            },
             {},
             "--disaggregation-enable-kv-checksum",
+        ),
+        (
+            {"disaggregation_decode_enable_offload_kvcache": True},
+            {},
+            "--disaggregation-decode-enable-offload-kvcache",
+        ),
+        (
+            {"speculative_draft_kv_cache_dtype": "bfloat16"},
+            {},
+            "--speculative-draft-kv-cache-dtype bfloat16",
+        ),
+        (
+            {"radix_cache_backend": "a_plugins_own"},
+            {},
+            "--radix-cache-backend a_plugins_own",
         ),
         ({}, {"model_type": "deepseek_v41"}, "V4.1"),
         ({}, {"compress_ratios": [0, 1, 4]}, "ratio 1 or 2"),
@@ -176,7 +197,7 @@ def test_dspark_needs_a_kernel_for_its_windows(check, monkeypatch, kernel, serve
         {"hicache_storage_backend": "file"},
         {"hicache_storage_backend": "mooncake"},
         {"hicache_storage_backend": "nixl"},
-        {"radix_cache_backend": "a_plugins_own"},
+        {"speculative_draft_kv_cache_dtype": "fp8_e4m3"},
     ],
 )
 def test_served(check, server_args):
@@ -216,6 +237,19 @@ def test_sglangs_own_server_args_are_refused_in_one_line(tmp_path):
         "--dcp-size 2": {"dcp_size": 2, "tp_size": 2},
         "--enable-lmcache": {"enable_lmcache": True},
         "--enable-flexkv": {"enable_flexkv": True},
+        "--radix-cache-backend flexkv": {"radix_cache_backend": "flexkv"},
+        "--speculative-draft-kv-cache-dtype bfloat16": {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": 2,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 3,
+            "speculative_draft_kv_cache_dtype": "bfloat16",
+        },
+        "--disaggregation-decode-enable-offload-kvcache": {
+            "disaggregation_mode": "decode",
+            "disaggregation_decode_enable_offload_kvcache": True,
+            "hicache_storage_backend": "file",
+        },
         "--enable-unified-cache-external-linker": {
             "enable_unified_cache_external_linker": True
         },
