@@ -40,7 +40,7 @@ def serve(rank, world_size, init_method, device, backend):
         format_scope(monkeypatch, KVCacheFormat.NVFP4),
     ):
         expected_pages, expected = Chunk(device).prefill_alone()
-        # Without CUDA SGLang's groups gather by PyTorch, but for an operator of theirs.
+        # As on a platform of CPUs: SGLang's own gather is an operator of CUDA alone.
         monkeypatch.setattr(parallel_state, "_is_cpu", device == "cpu")
         with ranks(rank, world_size, init_method, device, backend):
             pages, output, num_local = Chunk(device).prefill_shared()
@@ -65,6 +65,7 @@ def ranks(rank, world_size, init_method, device, backend):
         local_rank=local_rank,
         distributed_init_method=init_method,
         backend=backend,
+        timeout=60,
     )
     group = parallel_state.init_model_parallel_group(
         [list(range(world_size))],

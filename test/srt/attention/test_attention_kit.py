@@ -64,29 +64,40 @@ def test_heads_of_an_attention_tp_rank(mode, num_heads, device):
     kit.run_dsv4_attention_case(KitTestCase(), case, device=device)
 
 
-def test_an_idle_rank_of_attention_dp_touches_nothing(device):
-    """No tokens, and the metadata of the batch before, as SGLang leaves it."""
-    case = make_case(ForwardMode.EXTEND, (48,), (16,))
+def test_an_idle_rank_of_attention_dp_writes_the_dummy_page_alone(device):
+    """SGLang pads its batch to the other ranks' and plans it like a decode; where it
+    pads nothing, no token gets as far as the backend."""
+    case = make_case(ForwardMode.DECODE, (40, 100))
     fixture = kit.build_dsv4_attention_fixture(KitTestCase(), case, device=device)
     backend, batch = fixture.backend, fixture.forward_batch
+    pool = fixture.runner.token_to_kv_pool
+    dummy_page = pool.get_swa_key_page_size()
+    # The kit starts at slot 1; SGLang's allocator keeps the whole first page free.
+    pool.get_swa_raw_buffer(0).fill_(7)
+    before = pool.get_swa_raw_buffer(0).clone()
+    batch.forward_mode = ForwardMode.IDLE
+    batch.out_cache_loc.zero_()
+    batch.seq_lens.fill_(1)
+    batch.seq_lens_cpu.fill_(1)
+    batch.req_pool_indices.zero_()
     queries, rows = fixture.actual_module.project(fixture.input_hidden)
+    rows = rows.reshape(len(queries), -1)
     with torch.no_grad(), kit.forward_context(kit.ForwardContext(attn_backend=backend)):
         backend.init_forward_metadata(batch)
-        pool = fixture.runner.token_to_kv_pool
-        before = pool.get_swa_raw_buffer(0).clone()
-        batch.forward_mode = ForwardMode.IDLE
-        batch.out_cache_loc = batch.out_cache_loc[:0]
         output = backend.forward(
-            q=queries[:0],
-            k=(none := rows.reshape(len(queries), -1)[:0]),
-            v=none,
+            q=queries,
+            k=rows,
+            v=rows,
             layer=fixture.actual_module.attn,
             forward_batch=batch,
             compress_ratio=0,
             attn_sink=fixture.actual_module.attn_sink,
         )
-    assert output.shape == (0, case.num_heads, 512)
-    assert torch.equal(pool.get_swa_raw_buffer(0), before)
+    assert output.shape == (2, case.num_heads, 512)
+    after = pool.get_swa_raw_buffer(0)
+    assert len(before) > 1 and dummy_page == 256
+    assert torch.equal(after[1:], before[1:])
+    assert not torch.equal(after[0], before[0])
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

@@ -169,7 +169,8 @@ def test_a_peer_of_another_format_is_refused_at_the_handshake(
 
 @pytest.mark.parametrize("kv_format", ["fp8", "nvfp4"])
 def test_sglangs_checksum_does_not_fit_these_pools(device, kv_format):
-    """It digests window pages, and finds none: why the option is refused by name."""
+    """It is given window pages to digest and no indices of them, on which its
+    ``compute`` asserts: why the option is refused by name."""
     from sglang.srt.disaggregation.checksum import state_indices_for_request
 
     with fp8() if kv_format == "fp8" else nullcontext():

@@ -88,6 +88,8 @@ MTP = dict(
     speculative_eagle_topk=1,
     speculative_num_draft_tokens=4,
 )
+# MTP's one, and a DSpark draft's stages.
+DRAFT_LAYERS = {"EAGLE": 1, "DSPARK": 3}
 DSPARK = dict(speculative_algorithm="DSPARK", speculative_num_draft_tokens=4)
 # The CP group is the TP group, and every rank of it keeps all pages.
 PREFILL_CP = dict(
@@ -112,7 +114,7 @@ RANKS = {
     "DSpark": (Rank(), DSPARK),
     "DSpark, attention DP 4": (
         Rank(attn_dp_size=4),
-        dict(max_running_requests=256) | DSPARK,
+        dict(max_running_requests=1024) | DSPARK,
     ),
     "prefill CP 4": (Rank(), {}, PREFILL_CP),
     "prefill CP 2, last of two stages, MTP": (
@@ -148,7 +150,7 @@ def buffers(pool):
 
 def built(model, kv_format, rank, server_args, parallel=None):
     """The pools that SGLang would build in BUDGET, on the device of shapes alone: the
-    target's, and with speculation the draft's, whose one layer has the window only.
+    target's, and with speculation the draft's, whose layers have the window only.
     """
     from sglang.srt.mem_cache import deepseek_v4_memory_pool
     from sglang.srt.runtime_context import get_context, get_parallel
@@ -193,8 +195,10 @@ def built(model, kv_format, rank, server_args, parallel=None):
             end_layer=end_layer,
         )
         drafts = []
-        if "speculative_algorithm" in server_args:
-            drafts = [build(compression_ratios=(0,), is_draft_worker=True)]
+        num_layers = DRAFT_LAYERS.get(server_args.get("speculative_algorithm"))
+        if num_layers:
+            ratios = (0,) * num_layers
+            drafts = [build(compression_ratios=ratios, is_draft_worker=True)]
     return target, drafts, config
 
 
@@ -207,7 +211,8 @@ def test_pools_take_their_budget_and_no_more(device, model, case):
     for kv_format in ("fp8", "nvfp4"):
         target, drafts, config = built(model, kv_format, *RANKS[case])
         taken, reserved = measure(target)
-        # SGLang reserves for a draft what an average layer takes, of all that grows.
+        # SGLang takes off a draft's share, an average layer's, before it counts tokens;
+        # the states of requests are not shared out.
         fixed = request_state_bytes(target, config.ring_sizes.get(128))
         share = (BUDGET - fixed) / config._spec_infl + fixed
         assert taken - share <= reserved

@@ -134,8 +134,8 @@ def file_store(monkeypatch, tmp_path):
     return dict(hicache_storage_backend="file", served_model_name="V4-Flash")
 
 
-def transfers(cache, generator=None):
-    """One page of each cache's host pool under a key, filled where asked."""
+def transfers(cache):
+    """One page of each cache's host pool under a key."""
     from sglang.srt.mem_cache.hicache_storage import PoolTransfer
 
     made = []
@@ -143,12 +143,16 @@ def transfers(cache, generator=None):
         if str(entry.name) not in CACHES:
             continue
         indices = entry.host_pool.alloc(PAGE_SIZE)
-        if generator is not None:
-            page = entry.host_pool.get_dummy_flat_data_page()
-            page.copy_(torch.randint(0, 256, page.shape, generator=generator))
-            entry.host_pool.set_from_flat_data_page(indices[0].item(), page)
         made.append(PoolTransfer(entry.name, host_indices=indices, keys=["key"]))
     return made
+
+
+def fill(cache, made, generator):
+    for one in made:
+        host_pool = host_pools(cache)[str(one.name)]
+        page = host_pool.get_dummy_flat_data_page()
+        page.copy_(torch.randint(0, 256, page.shape, generator=generator))
+        host_pool.set_from_flat_data_page(one.host_indices[0].item(), page)
 
 
 def contents(cache, made):
@@ -165,7 +169,8 @@ def test_stored_pages_are_found_by_servers_of_the_same_format(
     device, build_cache, file_store, generator
 ):
     writer = build_cache(build_stage(device), **file_store)
-    written = transfers(writer, generator)
+    written = transfers(writer)
+    fill(writer, written, generator)
     stored = writer.tree.cache_controller.storage_backend.batch_set_v2(written)
     assert all(all(done) for done in stored.values())
     reader = build_cache(build_stage(device), **file_store)
@@ -195,6 +200,11 @@ def test_a_store_attached_later_is_tagged_or_refused(
     attached, _ = tree.attach_storage_backend("file", served_model_name="m")
     assert attached
     assert tree.cache_controller.storage_config.model_name == "m-nvfp4"
+    detached, _ = tree.detach_storage_backend()
+    assert detached
+    attached, _ = tree.attach_storage_backend("file", served_model_name="other")
+    assert attached
+    assert tree.cache_controller.storage_config.model_name == "other-nvfp4"
 
 
 def test_fp8_keys_stay_as_they_are(device, build_cache, file_store):

@@ -102,13 +102,19 @@ def read_requests(pool, slots):
     return [read(pool, one) for one in slots.split(LENGTH)]
 
 
-def test_a_flushed_cache_serves_as_a_new_one(pool, cache, latents):
-    """SGLang clears the allocator and the tree; stale pages stay, and are not read."""
+@pytest.mark.parametrize("gone", [False, True], ids=["flushed", "memory given back"])
+def test_a_flushed_cache_serves_as_a_new_one(pool, cache, latents, gone):
+    """SGLang clears the allocator and the tree; stale pages stay, and are not read. With
+    --enable-memory-saver it gives the memory back, and gets it with anything in it."""
     slots = serve(pool, cache, "first", latents)
     cache.publish(TOKENS["first"], slots)
     fresh = read(pool, slots)
     cache.tree.reset()
     cache.allocator.clear()
+    if gone:
+        for sub_pool in (pool.swa_kv_pool, pool.c4_kv_pool, pool.c128_kv_pool):
+            for buffer in sub_pool.kv_buffer:
+                buffer.fill_(0xFF)
     assert cache.allocator.full_available_size() == NUM_PAGES * PAGE_SIZE
     assert cache.match(TOKENS["first"]).device_prefix_len == 0
     again = serve(pool, cache, "first", latents)
