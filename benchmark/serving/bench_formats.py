@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""FP8 against NVFP4 under load: the same server, the same token count, in both formats.
+
+    bench_formats.py --model-path deepseek-ai/DeepSeek-V4-Flash --topology dp4 \\
+        --max-total-tokens 9910016 --out results/dp4
+
+Each round starts a server of each format in turn, runs every workload against it once by
+SGLang's ``bench_serving``, and stops it. Rounds go on where an interrupted run stopped.
+``sglang-dsv4-nvfp4 capacity`` says which token count fits both. In --out: ``raw/``,
+``table.md``, plots, and the servers' logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from serving import report
+from serving.cells import PRESETS, TOPOLOGIES, Workload, workload
+from serving.samples import ARMS, Sample, compare, path_of, read, write
+from serving.server import Server, ServerError, running
+
+from sglang_dsv4_nvfp4.config import KV_CACHE_FORMAT_ENV
+from sglang_dsv4_nvfp4.platform import describe_device, versions
+
+BENCH = (sys.executable, "-m", "sglang.bench_serving")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        settings = settings_of(args)
+        keep_settings(args.out, settings)
+        measure(args, settings)
+        publish(args.out, settings)
+    except (ServerError, ValueError) as error:
+        print(f"bench_formats: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "\nbench_formats: interrupted; the same command goes on from here",
+            file=sys.stderr,
+        )
+        return 130
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model-path", required=True)
+    parser.add_argument(
+        "--topology",
+        choices=TOPOLOGIES,
+        default="none",
+        help="options of sglang serve that spread the model (default: none)",
+    )
+    parser.add_argument(
+        "--server-args",
+        type=shlex.split,
+        default=[],
+        metavar="'--OPTION ...'",
+        help="more options of sglang serve, in one string",
+    )
+    parser.add_argument(
+        "--max-total-tokens",
+        type=int,
+        required=True,
+        help="the token count that both servers are held to",
+    )
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        default=list(PRESETS),
+        metavar="WORKLOAD",
+        help=f"{', '.join(PRESETS)} (default: all), or ISL:OSL:CONCURRENCY:PROMPTS",
+    )
+    parser.add_argument("--samples", type=int, default=5, help="rounds (default: 5)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--port", type=int, help="of the servers (default: one that is free)"
+    )
+    parser.add_argument(
+        "--startup-timeout", type=float, default=1800, metavar="SECONDS"
+    )
+    parser.add_argument(
+        "--server-command",
+        type=shlex.split,
+        default=["sglang", "serve"],
+        help="(default: 'sglang serve')",
+    )
+    parser.add_argument(
+        "--tokenizer", help="for bench_serving (default: the model's own)"
+    )
+    args = parser.parse_args(argv)
+    if args.samples < 1 or args.max_total_tokens < 1:
+        parser.error("--samples and --max-total-tokens must be positive")
+    try:
+        args.workloads = [workload(text) for text in args.workloads]
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def settings_of(args: argparse.Namespace) -> dict:
+    """What all samples of a folder have in common."""
+    import torch
+
+    return {
+        "model_path": args.model_path,
+        "topology": args.topology,
+        "server_args": [*TOPOLOGIES[args.topology], *args.server_args],
+        "max_total_tokens": args.max_total_tokens,
+        "device": describe_device() if torch.cuda.is_available() else "cpu",
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def keep_settings(folder: Path, settings: dict) -> None:
+    """
+    Raises:
+        ValueError: the folder's samples were taken with others.
+    """
+    path = folder / "settings.json"
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        differ = [
+            f"{key} was {kept.get(key)}, now {value}"
+            for key, value in settings.items()
+            if key != "date" and kept.get(key) != value
+        ]
+        if differ:
+            raise ValueError(
+                f"{folder} holds samples of other settings ({'; '.join(differ)}); give "
+                "another --out"
+            )
+        settings["date"] = kept["date"]
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def measure(args: argparse.Namespace, settings: dict) -> None:
+    """Take every sample that is not there yet, the arms in turn."""
+    total = args.samples * len(ARMS) * len(args.workloads)
+    started = time.monotonic()
+    for number in range(args.samples):
+        # The other arm first in every other round, so that neither has all the warm ones.
+        for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+            lacking = [
+                cell
+                for cell in args.workloads
+                if not path_of(args.out, cell.name, arm, number).is_file()
+            ]
+            if not lacking:
+                continue
+            print(f"round {number + 1} of {args.samples}: starting {arm}", flush=True)
+            with start(args, settings, arm) as server:
+                tokens = check_server(server, arm, args.max_total_tokens)
+                for cell in lacking:
+                    result = bench(args, server, cell, number)
+                    write(args.out, Sample(cell.name, arm, number, tokens, result))
+                    done = len(read(args.out))
+                    print(
+                        f"[{done}/{total} {time.monotonic() - started:.0f} s] "
+                        f"{cell.name} {arm} {number + 1}: "
+                        f"{result['total_throughput']:.1f} tok/s, median TTFT "
+                        f"{result['median_ttft_ms']:.1f} ms",
+                        flush=True,
+                    )
+
+
+def start(args: argparse.Namespace, settings: dict, arm: str):
+    port = args.port or _free_port()
+    command = [
+        *args.server_command,
+        *("--model-path", args.model_path),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--max-total-tokens", str(args.max_total_tokens)),
+        *settings["server_args"],
+    ]
+    log = args.out / f"server.{arm}.log"
+    # The log says which format was served: of this server alone.
+    log.unlink(missing_ok=True)
+    return running(
+        command,
+        {KV_CACHE_FORMAT_ENV: arm},
+        url=f"http://127.0.0.1:{port}",
+        log=log,
+        timeout_s=args.startup_timeout,
+    )
+
+
+def check_server(server: Server, arm: str, pinned: int) -> int:
+    """
+    Raises:
+        ServerError: it serves the other format, or holds another number of tokens.
+    """
+    if server.serves_nvfp4() != (arm == "nvfp4"):
+        raise ServerError(
+            f"the {arm} server serves the other format, as {server.log} says; "
+            "`sglang-dsv4-nvfp4 doctor` says why"
+        )
+    tokens = server.max_total_num_tokens()
+    if tokens != pinned:
+        raise ServerError(
+            f"the {arm} server holds {tokens} tokens, not the {pinned} of "
+            "--max-total-tokens, so the arms would not compare; lower it, to what "
+            "`sglang-dsv4-nvfp4 capacity` says, in whole pages of 256"
+        )
+    return tokens
+
+
+def bench(
+    args: argparse.Namespace, server: Server, cell: Workload, number: int
+) -> dict:
+    """One run of ``bench_serving``; the seed is the round's, the same in both arms.
+
+    Raises:
+        ServerError: it failed, or not every request was answered.
+    """
+    output = args.out / "bench.jsonl"
+    output.unlink(missing_ok=True)
+    command = [
+        *BENCH,
+        *("--backend", "sglang", "--base-url", server.url),
+        *("--model", args.model_path),
+        *("--tokenizer", args.tokenizer or args.model_path),
+        *("--dataset-name", "random-ids", "--random-range-ratio", "1.0"),
+        *("--random-input-len", str(cell.input_len)),
+        *("--random-output-len", str(cell.output_len)),
+        *("--num-prompts", str(cell.num_prompts)),
+        *("--max-concurrency", str(cell.concurrency)),
+        *("--seed", str(number), "--flush-cache", "--disable-tqdm"),
+        *("--output-file", str(output)),
+    ]
+    log = args.out / "bench.log"
+    with log.open("w") as text:
+        ran = subprocess.run(command, stdout=text, stderr=subprocess.STDOUT)
+    if ran.returncode or not output.is_file():
+        raise ServerError(
+            f"bench_serving ended with {ran.returncode} on {cell.name}; see {log}"
+        )
+    result = json.loads(output.read_text().splitlines()[-1])
+    output.unlink()
+    if result["completed"] != cell.num_prompts:
+        raise ServerError(
+            f"{result['completed']} of {cell.num_prompts} requests of {cell.name} were "
+            f"answered; see {log} and {server.log}"
+        )
+    return result
+
+
+def publish(folder: Path, settings: dict) -> None:
+    comparisons = compare(read(folder))
+    table = report.markdown(settings, comparisons)
+    (folder / "table.md").write_text(table)
+    plots = report.plot(comparisons, folder)
+    print(f"\n{table}\nwritten to {folder}: table.md, {len(plots)} plots, raw/")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

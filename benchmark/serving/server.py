@@ -1,0 +1,130 @@
+"""A server that is started, waited for, asked, and stopped whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import requests
+
+STOP_TIMEOUT_S = 60
+# What the plugin logs when it builds an NVFP4 pool; nothing in an FP8 server says it.
+NVFP4_LINE = "DeepSeek-V4 KV cache in NVFP4"
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or is not the one that was asked for."""
+
+
+class Server:
+    """``command`` in a process group of its own, with its output in ``log``."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        url: str,
+        log: Path,
+    ) -> None:
+        self.url = url
+        self.log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_healthy(self, timeout_s: float) -> None:
+        """
+        Raises:
+            ServerError: it ended, or is not healthy in time; with the log's last lines.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise ServerError(
+                    f"the server ended with {self.process.returncode} before it was "
+                    f"healthy; the end of {self.log}:\n{self._tail()}"
+                )
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise ServerError(
+            f"the server was not healthy within {timeout_s:g} s; the end of "
+            f"{self.log}:\n{self._tail()}"
+        )
+
+    def max_total_num_tokens(self) -> int:
+        """Tokens of its KV cache, as it says itself."""
+        answer = requests.get(f"{self.url}/server_info", timeout=30)
+        answer.raise_for_status()
+        return int(answer.json()["max_total_num_tokens"])
+
+    def serves_nvfp4(self) -> bool:
+        return NVFP4_LINE in self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End the whole process group, by force where it does not go by itself."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_TIMEOUT_S)
+            if not self._group_lives():
+                return
+            time.sleep(1)
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self.process.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return self.process.poll() is None or _has_members(self.process.pid)
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+
+def _has_members(group: int) -> bool:
+    """Whether a process of the group is more than a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state != "Z":
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def running(*arguments, timeout_s: float, **keywords) -> Iterator[Server]:
+    """A healthy server; stopped at the end, and at a signal."""
+    with _signals_raise():
+        server = Server(*arguments, **keywords)
+        try:
+            server.wait_until_healthy(timeout_s)
+            yield server
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM ends the program as Ctrl-C does: through every ``finally``."""
+
+    def leave(number, frame):
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
