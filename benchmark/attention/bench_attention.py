@@ -26,15 +26,10 @@ import harness
 
 from sglang_dsv4_nvfp4.attention import dispatch, policy, triton_backend
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
+from sglang_dsv4_nvfp4.cli.fp8_baseline import FALLBACK, FP8Baseline
 from sglang_dsv4_nvfp4.cli.tune import Bench
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.layout import (
-    BYTES_PER_TOKEN,
-    LATENT_DIM,
-    NOPE_DIM,
-    ROPE_BYTES,
-    ROPE_DIM,
-)
+from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM
 
 HERE = Path(__file__).resolve().parent
 HEADS = (16, 64, 128)
@@ -44,15 +39,6 @@ TOPK = 128
 EXTRAS = ((512, 64), (64, 2), (512, 2))
 # SGLang's Triton fallback takes a tenth of a second at 1024 tokens.
 FALLBACK_TOKENS = (32, 64, 1024)
-# SGLang's FP8 pages: FP8 NoPE and BF16 RoPE values, then 8 bytes of E8M0 scales a token.
-FP8_PAGE_SIZE = 64
-FP8_DATA_BYTES = NOPE_DIM + ROPE_BYTES
-FP8_BYTES = FP8_DATA_BYTES + 8
-E8M0_ONE = 127
-FLASHMLA_HEADS = (64, 128)
-FALLBACK = "SGLang's Triton fallback (FP8)"
-FLASHMLA = "FlashMLA (FP8)"
-FLASHINFER = "SGLang with FlashInfer (FP8)"
 
 
 class Arm(NamedTuple):
@@ -67,8 +53,7 @@ class AttentionBench:
 
     def __init__(self) -> None:
         self.bench = Bench(torch.device("cuda"))
-        self.num_slots = self.bench.num_slots
-        self.fp8_pool = _fp8_pages(self.num_slots // FP8_PAGE_SIZE)
+        self.fp8 = FP8Baseline(self.bench.num_slots)
         self.bandwidth = harness.copy_bandwidth()
         self.flops = harness.matmul_rate()
 
@@ -83,7 +68,7 @@ class AttentionBench:
         if self._has_fallback(shape, baselines):
             # Apart from the others: in turn with them, its milliseconds would leave
             # them a cold cache and another clock each time.
-            arm = Arm(FALLBACK, [self._fallback(sets[0])])
+            arm = Arm(FALLBACK, [self.fp8.fallback(sets[0])])
             us |= harness.time_arms({arm.name: arm.runs})
             baselines.append(arm)
         for kernel in kernels:
@@ -138,100 +123,12 @@ class AttentionBench:
         self, shape: AttentionShape, sets: list[SparseMLAInputs]
     ) -> Iterator[Arm]:
         """What reads FP8 on this GPU: the same rows, always from pages of 64."""
-        is_hopper = triton_backend.is_hopper(self.bench.device)
-        is_sm120 = torch.cuda.get_device_capability()[0] == 12
-        has_flash_mla = is_hopper and importlib.util.find_spec("flash_mla") is not None
-        if has_flash_mla:
-            yield Arm(FLASHMLA, [self._flash_mla(made) for made in sets])
-        if is_sm120:
-            yield Arm(FLASHINFER, [self._flashinfer(made) for made in sets])
+        for name, reader in self.fp8.readers().items():
+            yield Arm(name, [reader(made) for made in sets])
 
     def _has_fallback(self, shape: AttentionShape, baselines: list[Arm]) -> bool:
         asked_for = shape.num_tokens in FALLBACK_TOKENS and shape.extra_page_size == 64
         return asked_for or not baselines
-
-    def _flashinfer(self, made: SparseMLAInputs) -> Callable[[], None]:
-        from sglang.kernels.ops.attention.flash_mla_sm120 import (
-            flash_mla_with_kvcache_sm120,
-        )
-
-        return functools.partial(
-            flash_mla_with_kvcache_sm120,
-            q=made.q.unsqueeze(1),
-            k_cache=self.fp8_pool,
-            indices=made.main.indices.unsqueeze(1),
-            topk_length=made.main.lengths,
-            attn_sink=made.attn_sink,
-            head_dim_v=LATENT_DIM,
-            softmax_scale=made.softmax_scale,
-            extra_k_cache=self.fp8_pool,
-            extra_indices_in_kvcache=made.extra.indices.unsqueeze(1),
-            extra_topk_length=made.extra.lengths,
-        )
-
-    def _flash_mla(self, made: SparseMLAInputs) -> Callable[[], None]:
-        from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-
-        heads = made.q.shape[1]
-        padded = next(count for count in FLASHMLA_HEADS if count >= heads)
-        q = torch.zeros(len(made.q), 1, padded, LATENT_DIM, device="cuda").bfloat16()
-        q[:, 0, :heads] = made.q
-        metadata, _ = get_mla_metadata()
-        return functools.partial(
-            flash_mla_with_kvcache,
-            q,
-            self.fp8_pool,
-            None,
-            None,
-            LATENT_DIM,
-            metadata,
-            softmax_scale=made.softmax_scale,
-            is_fp8_kvcache=True,
-            indices=made.main.indices.unsqueeze(1),
-            topk_length=made.main.lengths,
-            attn_sink=torch.zeros(padded, device="cuda"),
-            extra_k_cache=self.fp8_pool,
-            extra_indices_in_kvcache=made.extra.indices.unsqueeze(1),
-            extra_topk_length=made.extra.lengths,
-            # This format's kernels for compute capability 9.0.
-            use_legacy=True,
-        )
-
-    def _fallback(self, made: SparseMLAInputs) -> Callable[[], None]:
-        from sglang.kernels.ops.attention.flash_mla_sm120_triton import (
-            flash_mla_sparse_decode_triton,
-        )
-
-        return functools.partial(
-            flash_mla_sparse_decode_triton,
-            made.q.unsqueeze(1),
-            self.fp8_pool,
-            made.main.indices.unsqueeze(1),
-            made.main.lengths,
-            made.attn_sink,
-            LATENT_DIM,
-            made.softmax_scale,
-            extra_k_cache=self.fp8_pool,
-            extra_indices=made.extra.indices.unsqueeze(1),
-            extra_topk_length=made.extra.lengths,
-        )
-
-
-def _fp8_pages(num_pages: int) -> torch.Tensor:
-    """Normal rows, as NVFP4's pages hold; scales of one."""
-    pages = torch.empty(
-        num_pages, FP8_PAGE_SIZE * FP8_BYTES, dtype=torch.uint8, device="cuda"
-    )
-    data = pages[:, : FP8_PAGE_SIZE * FP8_DATA_BYTES]
-    data = data.view(num_pages, FP8_PAGE_SIZE, FP8_DATA_BYTES)
-    generator = torch.Generator("cuda").manual_seed(1)
-    shape = (num_pages, FP8_PAGE_SIZE)
-    nope = torch.randn(*shape, NOPE_DIM, device="cuda", generator=generator)
-    data[:, :, :NOPE_DIM] = nope.to(torch.float8_e4m3fn).view(torch.uint8)
-    rope = torch.randn(*shape, ROPE_DIM, device="cuda", generator=generator)
-    data[:, :, NOPE_DIM:] = rope.bfloat16().view(torch.uint8)
-    pages[:, FP8_PAGE_SIZE * FP8_DATA_BYTES :] = E8M0_ONE
-    return pages.view(torch.float8_e4m3fn).view(num_pages, FP8_PAGE_SIZE, 1, FP8_BYTES)
 
 
 def shapes() -> Iterator[AttentionShape]:

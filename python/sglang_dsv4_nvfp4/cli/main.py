@@ -17,6 +17,7 @@ _COMMANDS = {
     "demo": "write and read the same workload in FP8 and in NVFP4, and compare",
     "doctor": "say whether NVFP4 would be served here, and how to mend what is wrong",
     "tune": "measure every kernel on this GPU, for the planner to go by",
+    "verify": "check stores, kernels and graphs on this GPU, and write a report",
 }
 _WITH_RESULT_FILE = ("capacity", "demo", "doctor")
 
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     result_file = getattr(args, "json", None)
     if result_file and not result_file.parent.is_dir():
         parser.error(f"--json {result_file}: {result_file.parent} is no directory")
+    out = getattr(args, "out", None)
+    if args.command == "verify" and not out.parent.is_dir():
+        parser.error(f"--out {out}: {out.parent} is no directory")
     # SGLang's modules warn, on import, of hardware that is not there.
     warnings.filterwarnings("ignore", module=r"sglang\.")
     return importlib.import_module(f"{__package__}.{args.command}").run(args)
@@ -130,6 +134,20 @@ def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_verify_arguments(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("verify-report"),
+        metavar="PATH",
+        help="the report is PATH.md and PATH.json (default: verify-report)",
+    )
+    command.add_argument(
+        "--no-times", action="store_true", help="check only; leave the kernels untimed"
+    )
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -151,7 +169,11 @@ def _fraction(text: str) -> float:
     return value
 
 
-_ARGUMENTS = {"capacity": _add_capacity_arguments, "tune": _add_tune_arguments}
+_ARGUMENTS = {
+    "capacity": _add_capacity_arguments,
+    "tune": _add_tune_arguments,
+    "verify": _add_verify_arguments,
+}
 
 
 if __name__ == "__main__":

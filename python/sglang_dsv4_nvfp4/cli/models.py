@@ -78,7 +78,7 @@ def model_facts(model: str) -> ModelFacts:
         ratios = tuple(config.get("compress_ratios") or ())
         return ModelFacts(
             name=config.get("_name_or_path") or path.parent.name,
-            compress_ratios=ratios[: config["num_hidden_layers"]],
+            compress_ratios=ratios[: config.get("num_hidden_layers")],
             num_heads=config["num_attention_heads"],
             index_topk=config["index_topk"],
             context_len=config["max_position_embeddings"],

@@ -7,6 +7,7 @@ as soon as it is made, so an interrupted run goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import time
@@ -135,10 +136,14 @@ def _attempt(
 
 
 class Bench:
-    """Random inputs on a device, and the time of a kernel on them."""
+    """Random inputs on a device, and the time of a kernel on them.
 
-    def __init__(self, device: torch.device) -> None:
+    pool_bytes: of each pool that slots are drawn from.
+    """
+
+    def __init__(self, device: torch.device, pool_bytes: int = _POOL_BYTES) -> None:
         self.device = device
+        self.pool_bytes = pool_bytes
         self.generator = torch.Generator(device).manual_seed(0)
         self.caches = {
             page_size: self._pool(page_size)
@@ -147,7 +152,7 @@ class Bench:
         pages = self.caches[MAX_KERNEL_PAGE_SIZE]
         self.num_slots = len(pages) * MAX_KERNEL_PAGE_SIZE
         # Writing it leaves no row in the L2.
-        self.flush = torch.empty(_POOL_BYTES, dtype=torch.uint8, device=device)
+        self.flush = torch.empty(pool_bytes, dtype=torch.uint8, device=device)
 
     def time(self, shape: AttentionShape, decision: Decision) -> Timing:
         """Replays of a CUDA graph of one launch, each with rows that no cache holds.
@@ -159,9 +164,13 @@ class Bench:
         output, _ = dispatch.launch(inputs, decision)
         if not output.isfinite().all():
             raise RuntimeError("its output is not finite")
+        return self.time_run(functools.partial(dispatch.launch, inputs, decision))
+
+    def time_run(self, run: Callable[[], object]) -> Timing:
+        """Replays of a CUDA graph of ``run``, which has run before."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            dispatch.launch(inputs, decision)
+            run()
         times = []
         for replay in range(_WARMUP_REPLAYS + _REPLAYS):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -183,7 +192,7 @@ class Bench:
             generator=self.generator,
         )
         pages = quantize_pack(rows.bfloat16())
-        return pages.repeat(_POOL_BYTES // pages.nbytes, 1, 1)
+        return pages.repeat(max(1, self.pool_bytes // pages.nbytes), 1, 1)
 
     def inputs(self, shape: AttentionShape) -> SparseMLAInputs:
         q = torch.randn(
