@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from sglang_dsv4_nvfp4.cli import operator_table
 from sglang_dsv4_nvfp4.cli.demo import table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,13 +176,49 @@ def render_scale() -> str:
     return "\n".join(lines)
 
 
+def render_attention_error() -> str:
+    """The error of attention's output, by kind of latents and sharpness of logits."""
+    path = ROOT / "benchmark/accuracy/results/attention_error.json"
+    data = json.loads(path.read_text())
+    lines = [
+        f"On a {data['device'].upper()}, {data['date']}, {data['rows'][0]['tokens']} "
+        "queries of each kind:",
+        "",
+        "| latents | logits | FP8 | NVFP4, amax6 | NVFP4, 4over6 | cosine: FP8 | amax6 | "
+        "4over6 |",
+        "| --- | --- |" + " ---: |" * 6,
+    ]
+    formats = ("fp8", "amax6", "4over6")
+    for row in data["rows"]:
+        errors = [f"{row[f'{name}_rel_error']:.2%}" for name in formats]
+        cosines = [f"{row[f'{name}_cosine']:.5f}" for name in formats]
+        lines.append(
+            f"| {row['case']} | {row['logits']} | {' | '.join(errors + cosines)} |"
+        )
+    return "\n".join(lines)
+
+
+def render_operator() -> str:
+    """Each result file of the operator benchmark."""
+    return _tables("operator", _operator_table)
+
+
+def _operator_table(data: dict) -> str:
+    return (
+        f"{data['device']}, {data['date']}, torch {data['versions']['torch']}, triton "
+        f"{data['versions']['triton']}:\n\n{operator_table.markdown(data['rows'])}"
+    )
+
+
 PAGES = {
     ROOT / "README.md": {"demo": render_demo, "patch": render_patch},
     ROOT
     / "docs/benchmarks.md": {
         "store": render_store,
         "attention": render_attention,
+        "operator": render_operator,
         "scale": render_scale,
+        "attention-error": render_attention_error,
     },
 }
 

@@ -13,10 +13,7 @@ SGLang's ``bench_serving``, and stops it. Rounds go on where an interrupted run 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -24,13 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from serving import report
-from serving.cells import PRESETS, TOPOLOGIES, Workload, workload
+from serving import arms, report
+from serving.cells import PRESETS, Workload, workload
 from serving.samples import ARMS, Sample, compare, path_of, read, write
-from serving.server import Server, ServerError, running
-
-from sglang_dsv4_nvfp4.config import KV_CACHE_FORMAT_ENV
-from sglang_dsv4_nvfp4.platform import describe_device, versions
+from serving.server import Server, ServerError
 
 BENCH = (sys.executable, "-m", "sglang.bench_serving")
 
@@ -38,8 +32,8 @@ BENCH = (sys.executable, "-m", "sglang.bench_serving")
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        settings = settings_of(args)
-        keep_settings(args.out, settings)
+        settings = arms.settings_of(args)
+        arms.keep_settings(args.out, settings)
         measure(args, settings)
         publish(args.out, settings)
     except (ServerError, ValueError) as error:
@@ -58,26 +52,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model-path", required=True)
-    parser.add_argument(
-        "--topology",
-        choices=TOPOLOGIES,
-        default="none",
-        help="options of sglang serve that spread the model (default: none)",
-    )
-    parser.add_argument(
-        "--server-args",
-        type=shlex.split,
-        default=[],
-        metavar="'--OPTION ...'",
-        help="more options of sglang serve, in one string",
-    )
-    parser.add_argument(
-        "--max-total-tokens",
-        type=int,
-        required=True,
-        help="the token count that both servers are held to",
-    )
+    arms.add_arguments(parser)
     parser.add_argument(
         "--workloads",
         nargs="+",
@@ -86,69 +61,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help=f"{', '.join(PRESETS)} (default: all), or ISL:OSL:CONCURRENCY:PROMPTS",
     )
     parser.add_argument("--samples", type=int, default=5, help="rounds (default: 5)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--port", type=int, help="of the servers (default: one that is free)"
-    )
-    parser.add_argument(
-        "--startup-timeout", type=float, default=1800, metavar="SECONDS"
-    )
-    parser.add_argument(
-        "--server-command",
-        type=shlex.split,
-        default=["sglang", "serve"],
-        help="(default: 'sglang serve')",
-    )
     parser.add_argument(
         "--tokenizer", help="for bench_serving (default: the model's own)"
     )
     args = parser.parse_args(argv)
-    if args.samples < 1 or args.max_total_tokens < 1:
-        parser.error("--samples and --max-total-tokens must be positive")
+    if args.samples < 1:
+        parser.error("--samples must be positive")
     try:
         args.workloads = [workload(text) for text in args.workloads]
     except ValueError as error:
         parser.error(str(error))
     return args
-
-
-def settings_of(args: argparse.Namespace) -> dict:
-    """What all samples of a folder have in common."""
-    import torch
-
-    return {
-        "model_path": args.model_path,
-        "topology": args.topology,
-        "server_args": [*TOPOLOGIES[args.topology], *args.server_args],
-        "max_total_tokens": args.max_total_tokens,
-        "device": describe_device() if torch.cuda.is_available() else "cpu",
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def keep_settings(folder: Path, settings: dict) -> None:
-    """
-    Raises:
-        ValueError: the folder's samples were taken with others.
-    """
-    path = folder / "settings.json"
-    if path.is_file():
-        kept = json.loads(path.read_text())
-        differ = [
-            f"{key} was {kept.get(key)}, now {value}"
-            for key, value in settings.items()
-            if key != "date" and kept.get(key) != value
-        ]
-        if differ:
-            raise ValueError(
-                f"{folder} holds samples of other settings ({'; '.join(differ)}); give "
-                "another --out"
-            )
-        settings["date"] = kept["date"]
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def measure(args: argparse.Namespace, settings: dict) -> None:
@@ -166,8 +89,8 @@ def measure(args: argparse.Namespace, settings: dict) -> None:
             if not lacking:
                 continue
             print(f"round {number + 1} of {args.samples}: starting {arm}", flush=True)
-            with start(args, settings, arm) as server:
-                tokens = check_server(server, arm, args.max_total_tokens)
+            with arms.start(args, settings, arm) as server:
+                tokens = arms.check(server, arm, args.max_total_tokens)
                 for cell in lacking:
                     result = bench(args, server, cell, number)
                     write(args.out, Sample(cell.name, arm, number, tokens, result))
@@ -179,47 +102,6 @@ def measure(args: argparse.Namespace, settings: dict) -> None:
                         f"{result['median_ttft_ms']:.1f} ms",
                         flush=True,
                     )
-
-
-def start(args: argparse.Namespace, settings: dict, arm: str):
-    port = args.port or _free_port()
-    command = [
-        *args.server_command,
-        *("--model-path", args.model_path),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--max-total-tokens", str(args.max_total_tokens)),
-        *settings["server_args"],
-    ]
-    log = args.out / f"server.{arm}.log"
-    # The log says which format was served: of this server alone.
-    log.unlink(missing_ok=True)
-    return running(
-        command,
-        {KV_CACHE_FORMAT_ENV: arm},
-        url=f"http://127.0.0.1:{port}",
-        log=log,
-        timeout_s=args.startup_timeout,
-    )
-
-
-def check_server(server: Server, arm: str, pinned: int) -> int:
-    """
-    Raises:
-        ServerError: it serves the other format, or holds another number of tokens.
-    """
-    if server.serves_nvfp4() != (arm == "nvfp4"):
-        raise ServerError(
-            f"the {arm} server serves the other format, as {server.log} says; "
-            "`sglang-dsv4-nvfp4 doctor` says why"
-        )
-    tokens = server.max_total_num_tokens()
-    if tokens != pinned:
-        raise ServerError(
-            f"the {arm} server holds {tokens} tokens, not the {pinned} of "
-            "--max-total-tokens, so the arms would not compare; lower it, to what "
-            "`sglang-dsv4-nvfp4 capacity` says, in whole pages of 256"
-        )
-    return tokens
 
 
 def bench(
@@ -268,12 +150,6 @@ def publish(folder: Path, settings: dict) -> None:
     (folder / "table.md").write_text(table)
     plots = report.plot(comparisons, folder)
     print(f"\n{table}\nwritten to {folder}: table.md, {len(plots)} plots, raw/")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

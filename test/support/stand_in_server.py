@@ -7,6 +7,7 @@ Its answers take less time in NVFP4. What it should do wrong it is told by STAND
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
                 tokens -= 256
             self._json({"max_total_num_tokens": tokens, "internal_states": []})
         else:
-            self._json({"data": [{"id": ARGS.model_path}]})
+            self._json({"data": [{"id": ARGS.model_path}], "model_path": "some/model"})
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -39,6 +40,13 @@ class Handler(BaseHTTPRequestHandler):
             self._json({})
             return
         asked = json.loads(body)
+        if not asked.get("stream"):
+            said = {
+                "text": answer(asked["text"]),
+                "meta_info": {"completion_tokens": 1},
+            }
+            self._json(said)
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -62,6 +70,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         pass
+
+
+def answer(prompt):
+    """The pass key, or the last sum that is asked for; of some keys it is not sure."""
+    key = re.search(r"The pass key is (\d+)\.", prompt)
+    if key:
+        forgotten = FAULT == "forgets" and int(key[1]) % 2
+        return "lost" if forgotten else f" {key[1]}."
+    left, right = re.findall(r"Question: What is (\d+) and (\d+)\?", prompt)[-1]
+    return f" It is {int(left) + int(right) + (FAULT == 'miscounts')}"
 
 
 def main():

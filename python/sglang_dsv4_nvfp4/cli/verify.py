@@ -325,7 +325,7 @@ def make_report(
     else:
         verdict = (
             "What runs on this GPU computes as it should. NVFP4 is served on SM120 and "
-            "SM121 alone: what was not run is said above"
+            "SM121 alone; the checks say what was not run"
         )
     return {
         "verdict": verdict,
