@@ -22,8 +22,8 @@ _COMMANDS = {
 _WITH_RESULT_FILE = ("capacity", "demo", "doctor")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; 0 when all is well, 1 when something is not."""
+def build_parser() -> argparse.ArgumentParser:
+    """Every subcommand's arguments."""
     parser = argparse.ArgumentParser(
         prog="sglang-dsv4-nvfp4",
         description="NVFP4 KV cache for DeepSeek-V4 in SGLang.",
@@ -38,6 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         if name in _ARGUMENTS:
             _ARGUMENTS[name](command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; 0 when all is well, 1 when something is not."""
+    parser = build_parser()
     args = parser.parse_args(argv)
     result_file = getattr(args, "json", None)
     if result_file and not result_file.parent.is_dir():
