@@ -184,14 +184,14 @@ def render_attention_error() -> str:
         f"On a {data['device'].upper()}, {data['date']}, {data['rows'][0]['tokens']} "
         "queries of each kind:",
         "",
-        "| latents | logits | FP8 | NVFP4, amax6 | NVFP4, 4over6 | cosine: FP8 | amax6 | "
-        "4over6 |",
-        "| --- | --- |" + " ---: |" * 6,
+        "| latents | logits | FP8 | NVFP4, amax6 | NVFP4, 4over6 | amax6 by `sparse` | "
+        "amax6 by `cake` | cosine: FP8 | amax6 | 4over6 | `sparse` | `cake` |",
+        "| --- | --- |" + " ---: |" * 10,
     ]
-    formats = ("fp8", "amax6", "4over6")
+    formats = ("fp8", "amax6", "4over6", "sparse", "cake")
     for row in data["rows"]:
-        errors = [f"{row[f'{name}_rel_error']:.2%}" for name in formats]
-        cosines = [f"{row[f'{name}_cosine']:.5f}" for name in formats]
+        errors = [f"{row[f'{name}_rel_error']:.1%}" for name in formats]
+        cosines = [f"{row[f'{name}_cosine']:.4f}" for name in formats]
         lines.append(
             f"| {row['case']} | {row['logits']} | {' | '.join(errors + cosines)} |"
         )

@@ -4,7 +4,8 @@
 Usage: attention_error.py [--out DIR]
 
 Runs on a CPU in a minute; prints a table and writes ``attention_error.json`` to DIR
-(benchmark/accuracy/results). The reference attends in FP64 over the BF16 rows.
+(benchmark/accuracy/results). The reference attends in FP64 over the BF16 rows. "sparse" and
+"cake" are NVFP4 (amax6) with what FlashInfer's kernels round on top of it, estimated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 from accuracy.scale_rule import fp8_nope, latents
 
-from sglang_dsv4_nvfp4.config import ScaleRule
+from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
+from sglang_dsv4_nvfp4.cli import flashinfer_rounding
+from sglang_dsv4_nvfp4.config import Kernel, ScaleRule
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, NOPE_DIM
 from sglang_dsv4_nvfp4.quantize import dequantize_rows, quantize_rows
 
@@ -30,6 +33,11 @@ CANDIDATES = 128 + 512
 # Standard deviations of the logits: attention that averages, and that picks.
 SHARPNESS = {"flat": 1.0, "peaked": 4.0}
 SEED = 0
+# What FlashInfer's SM120 kernels round beyond the cache, over amax6's.
+KERNELS = {
+    "sparse": Decision(Kernel.SPARSE, Phase.PREFILL),
+    "cake": Decision(Kernel.CAKE, Phase.PREFILL),
+}
 
 
 def stored(rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -60,8 +68,15 @@ def measure(kind: str, sharpness: str) -> dict:
     q *= SHARPNESS[sharpness] / logits.std()
     expected = attend(q, exact[slots])
     row = {"case": kind, "tokens": QUERIES, "logits": sharpness}
-    for name, values in stored(rows).items():
-        output = attend(q, values[slots])
+    formats = stored(rows)
+    outputs = {name: attend(q, values[slots]) for name, values in formats.items()}
+    every = torch.ones(slots.shape, dtype=torch.bool)
+    for name, decision in KERNELS.items():
+        latents_read = formats[ScaleRule.AMAX6.value][slots]
+        outputs[name] = flashinfer_rounding.attend(
+            q, latents_read, every, None, 1.0, decision
+        ).double()
+    for name, output in outputs.items():
         row[f"{name}_rel_error"] = ((output - expected).norm() / expected.norm()).item()
         row[f"{name}_cosine"] = torch.nn.functional.cosine_similarity(
             output.flatten(), expected.flatten(), dim=0
@@ -90,7 +105,7 @@ def main() -> int:
             f"{row['case']:14}{row['logits']:8}"
             + "".join(
                 f"  {name} {row[f'{name}_rel_error']:.2%}"
-                for name in ("fp8", "amax6", "4over6")
+                for name in ("fp8", "amax6", "4over6", *KERNELS)
             )
         )
     harness.write_result(args.out / "attention_error.json", "cpu", {}, rows)

@@ -49,6 +49,12 @@ def main(argv: list[str] | None = None) -> int:
     except (ServerError, ValueError, requests.RequestException) as error:
         print(f"bench_answers: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(
+            "\nbench_answers: interrupted; the same command goes on from here",
+            file=sys.stderr,
+        )
+        return 130
     table = markdown(settings, answers)
     (args.out / "table.md").write_text(table)
     print(f"\n{table}\nwritten to {args.out}: table.md, answers.json")
@@ -116,14 +122,18 @@ def ask(args: Namespace, settings: dict) -> dict[str, dict[str, list[int]]]:
             arms.check(server, arm, args.max_total_tokens)
             cases = _gsm8k if args.task == "gsm8k" else _needle
             answers[arm] = {}
-            for case, share in cases(args, server):
+            folder = args.out / arm
+            folder.mkdir(exist_ok=True)
+            for case, share in cases(args, server, folder):
                 answers[arm][case] = [share.right, share.count]
                 print(f"{arm}: {case}: {share.right} of {share.count}", flush=True)
         path.write_text(json.dumps(answers, indent=1) + "\n")
     return answers
 
 
-def _gsm8k(args: Namespace, server: Server) -> Iterator[tuple[str, Share]]:
+def _gsm8k(
+    args: Namespace, server: Server, folder: Path
+) -> Iterator[tuple[str, Share]]:
     from sglang.test.few_shot_gsm8k import run_eval
 
     _check_count(args)
@@ -139,7 +149,7 @@ def _gsm8k(args: Namespace, server: Server) -> Iterator[tuple[str, Share]]:
         temperature=0.0,
     )
     # It leaves the answers in a file of the current folder.
-    with contextlib.chdir(args.out):
+    with contextlib.chdir(folder):
         accuracy = run_eval(asked)["accuracy"]
     count = args.num_questions
     yield f"GSM8K, {args.num_shots}-shot", Share(round(accuracy * count), count)
@@ -163,7 +173,9 @@ def _check_count(args: Namespace) -> None:
         )
 
 
-def _needle(args: Namespace, server: Server) -> Iterator[tuple[str, Share]]:
+def _needle(
+    args: Namespace, server: Server, folder: Path
+) -> Iterator[tuple[str, Share]]:
     for length in args.context_lens:
         asked = list(needles(length, args.repeats))
         with ThreadPoolExecutor(args.parallel) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import shlex
 import socket
 from contextlib import AbstractContextManager
@@ -63,6 +64,12 @@ def settings_of(args: argparse.Namespace, **more) -> dict:
         "topology": args.topology,
         "server_args": [*TOPOLOGIES[args.topology], *args.server_args],
         "max_total_tokens": args.max_total_tokens,
+        "server_command": args.server_command,
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith("SGLANG_") and name != KV_CACHE_FORMAT_ENV
+        },
         "device": describe_device() if torch.cuda.is_available() else "cpu",
         "versions": versions(),
         "date": datetime.date.today().isoformat(),

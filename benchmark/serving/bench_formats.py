@@ -32,10 +32,12 @@ BENCH = (sys.executable, "-m", "sglang.bench_serving")
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        settings = arms.settings_of(args)
+        settings = arms.settings_of(args, tokenizer=args.tokenizer)
         arms.keep_settings(args.out, settings)
-        measure(args, settings)
-        publish(args.out, settings)
+        try:
+            measure(args, settings)
+        finally:
+            publish(args.out, settings)
     except (ServerError, ValueError) as error:
         print(f"bench_formats: {error}", file=sys.stderr)
         return 1
@@ -76,7 +78,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace, settings: dict) -> None:
     """Take every sample that is not there yet, the arms in turn."""
-    total = args.samples * len(ARMS) * len(args.workloads)
+    asked = [
+        path_of(args.out, cell.name, arm, number)
+        for number in range(args.samples)
+        for arm in ARMS
+        for cell in args.workloads
+    ]
+    total, done = len(asked), sum(path.is_file() for path in asked)
     started = time.monotonic()
     for number in range(args.samples):
         # The other arm first in every other round, so that neither has all the warm ones.
@@ -94,7 +102,7 @@ def measure(args: argparse.Namespace, settings: dict) -> None:
                 for cell in lacking:
                     result = bench(args, server, cell, number)
                     write(args.out, Sample(cell.name, arm, number, tokens, result))
-                    done = len(read(args.out))
+                    done += 1
                     print(
                         f"[{done}/{total} {time.monotonic() - started:.0f} s] "
                         f"{cell.name} {arm} {number + 1}: "
@@ -125,6 +133,8 @@ def bench(
         *("--num-prompts", str(cell.num_prompts)),
         *("--max-concurrency", str(cell.concurrency)),
         *("--seed", str(number), "--flush-cache", "--disable-tqdm"),
+        # A new server compiles kernels at its first batches of a kind.
+        *("--warmup-requests", str(cell.concurrency)),
         *("--output-file", str(output)),
     ]
     log = args.out / "bench.log"
@@ -145,7 +155,11 @@ def bench(
 
 
 def publish(folder: Path, settings: dict) -> None:
-    comparisons = compare(read(folder))
+    """The table and plots of the samples that there are."""
+    samples = read(folder)
+    if not samples:
+        return
+    comparisons = compare(samples)
     table = report.markdown(settings, comparisons)
     (folder / "table.md").write_text(table)
     plots = report.plot(comparisons, folder)

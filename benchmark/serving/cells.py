@@ -26,7 +26,10 @@ class Workload:
 
     @property
     def name(self) -> str:
-        return f"isl{self.input_len}-osl{self.output_len}-c{self.concurrency}"
+        return (
+            f"isl{self.input_len}-osl{self.output_len}-c{self.concurrency}"
+            f"-n{self.num_prompts}"
+        )
 
 
 # The loads of the original patch; it names no output length for the first two.

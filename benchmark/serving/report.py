@@ -35,7 +35,8 @@ def markdown(settings: dict, comparisons: Sequence[Comparison]) -> str:
         lines += [
             "",
             f"{_CLUSTERED} These samples fall into two clusters, so their median says "
-            "little; look at the raw ones.",
+            "little; look at the raw ones. Up to 3 in 100 cells of samples of one kind "
+            "are marked by chance.",
         ]
     return "\n".join(lines) + "\n"
 

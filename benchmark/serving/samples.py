@@ -13,18 +13,17 @@ ARMS = ("fp8", "nvfp4")
 
 @dataclass(frozen=True)
 class Metric:
-    """One of ``bench_serving``'s results; a difference is good where it has ``sign``."""
+    """One of ``bench_serving``'s results."""
 
     key: str
     label: str
-    sign: int
 
 
 METRICS = (
-    Metric("total_throughput", "throughput, tok/s", +1),
-    Metric("median_ttft_ms", "median TTFT, ms", -1),
-    Metric("p99_ttft_ms", "P99 TTFT, ms", -1),
-    Metric("median_tpot_ms", "median TPOT, ms", -1),
+    Metric("total_throughput", "throughput, tok/s"),
+    Metric("median_ttft_ms", "median TTFT, ms"),
+    Metric("p99_ttft_ms", "P99 TTFT, ms"),
+    Metric("median_tpot_ms", "median TPOT, ms"),
 )
 
 # Samples of one kind show a gap that is wide for the spread of both sides now and then,

@@ -13,6 +13,9 @@ from pathlib import Path
 import requests
 
 STOP_TIMEOUT_S = 60
+# Its workers take a moment longer than the server itself.
+_GONE_TIMEOUT_S = 10
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What the plugin logs when it builds an NVFP4 pool; nothing in an FP8 server says it.
 NVFP4_LINE = "DeepSeek-V4 KV cache in NVFP4"
 
@@ -33,6 +36,7 @@ class Server:
     ) -> None:
         self.url = url
         self.log = log
+        self._refuse_another(url)
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -40,6 +44,17 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # What is blocked while it starts is not for it.
+                preexec_fn=_unblock,
+            )
+
+    @staticmethod
+    def _refuse_another(url: str) -> None:
+        """What answers already would be measured in place of the server."""
+        with contextlib.suppress(requests.RequestException):
+            requests.get(f"{url}/health", timeout=5)
+            raise ServerError(
+                f"something answers at {url} already; give another --port"
             )
 
     def wait_until_healthy(self, timeout_s: float) -> None:
@@ -73,15 +88,27 @@ class Server:
         return NVFP4_LINE in self.log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """End the whole process group, by force where it does not go by itself."""
+        """End the whole process group, by force where it does not go by itself.
+
+        A second Ctrl-C waits until it is gone.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self._stop()
+        finally:
+            _unblock()
+
+    def _stop(self) -> None:
         for sign in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_TIMEOUT_S)
+            deadline = time.monotonic() + _GONE_TIMEOUT_S
+            while self._group_lives() and time.monotonic() < deadline:
+                time.sleep(0.1)
             if not self._group_lives():
                 return
-            time.sleep(1)
 
     def _group_lives(self) -> bool:
         try:
@@ -92,6 +119,10 @@ class Server:
 
     def _tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _has_members(group: int) -> bool:
@@ -107,24 +138,28 @@ def _has_members(group: int) -> bool:
 @contextlib.contextmanager
 def running(*arguments, timeout_s: float, **keywords) -> Iterator[Server]:
     """A healthy server; stopped at the end, and at a signal."""
-    with _signals_raise():
-        server = Server(*arguments, **keywords)
+    with _signals_raise(), contextlib.ExitStack() as stack:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            server.wait_until_healthy(timeout_s)
-            yield server
+            server = Server(*arguments, **keywords)
+            stack.callback(server.stop)
         finally:
-            server.stop()
+            _unblock()
+        server.wait_until_healthy(timeout_s)
+        yield server
 
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM ends the program as Ctrl-C does: through every ``finally``."""
+    """SIGTERM and SIGHUP end the program as Ctrl-C does: through every ``finally``."""
 
     def leave(number, frame):
         raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

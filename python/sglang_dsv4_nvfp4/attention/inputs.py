@@ -75,6 +75,10 @@ class SparseMLAInputs:
     softmax_scale: float
 
     @property
+    def candidates(self) -> list[CandidateSet]:
+        return [self.main] + ([self.extra] if self.extra else [])
+
+    @property
     def shape(self) -> AttentionShape:
         num_tokens, num_heads, _ = self.q.shape
         extra = self.extra

@@ -6,6 +6,8 @@ part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sglang_dsv4_nvfp4.attention.inputs import (
@@ -31,14 +33,12 @@ def torch_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, num_heads, _ = inputs.q.shape
     output = torch.empty_like(inputs.q)
     lse = inputs.q.new_empty((num_tokens, num_heads), dtype=torch.float32)
-    candidates = [inputs.main] + ([inputs.extra] if inputs.extra else [])
+    candidates = inputs.candidates
     width = sum(part.indices.shape[1] for part in candidates)
     step = max(1, _MAX_GATHERED_VALUES // max(width * LATENT_DIM, 1))
     for start in range(0, num_tokens, step):
         chunk = slice(start, min(start + step, num_tokens))
-        gathered = [_gather(part, chunk) for part in candidates]
-        latents = torch.cat([part for part, _ in gathered], dim=1)
-        valid = torch.cat([part for _, part in gathered], dim=1)
+        latents, valid = gather(candidates, chunk)
         output[chunk], lse[chunk] = _attend(
             inputs.q[chunk].float(),
             latents,
@@ -47,6 +47,16 @@ def torch_mla(inputs: SparseMLAInputs) -> tuple[torch.Tensor, torch.Tensor]:
             inputs.softmax_scale,
         )
     return output, lse
+
+
+def gather(
+    candidates: Sequence[CandidateSet], chunk: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[tokens, k, 512]`` FP32 latents of some tokens' candidates, of all sets one
+    after the other, and ``[tokens, k]`` which of them count."""
+    gathered = [_gather(part, chunk) for part in candidates]
+    latents = torch.cat([part for part, _ in gathered], dim=1)
+    return latents, torch.cat([part for _, part in gathered], dim=1)
 
 
 def _gather(part: CandidateSet, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,13 +79,14 @@ def _add_capacity_arguments(command: argparse.ArgumentParser) -> None:
         "--weights-gib",
         type=_positive_float,
         help="with --gpu-gib: one rank's weights (default: the checkpoint's size, from "
-        "its index, over all ranks)",
+        "its index, over all ranks; more where DP or CP ranks each hold attention's)",
     )
     command.add_argument(
         "--mem-fraction-static",
         type=_fraction,
         default=0.88,
-        help="with --gpu-gib: SGLang's option (default: 0.88)",
+        help="with --gpu-gib: SGLang's option, whose own default depends on the GPU and "
+        "the topology (default: 0.88)",
     )
     for option, meaning in (
         ("--tp-size", "GPUs of one pipeline stage"),

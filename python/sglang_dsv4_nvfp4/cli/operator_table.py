@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,7 +11,7 @@ from sglang_dsv4_nvfp4.attention import policy
 from sglang_dsv4_nvfp4.attention.decision import Decision
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.cli.fp8_baseline import FP8Baseline
-from sglang_dsv4_nvfp4.cli.tune import Bench
+from sglang_dsv4_nvfp4.cli.tune import Bench, Timing
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.layout import MAX_KERNEL_PAGE_SIZE
 
@@ -49,9 +50,9 @@ def measure(bench: Bench) -> list[dict]:
     """All rows, each printed when it is there."""
     made = []
     for row in rows(bench, FP8Baseline(bench.num_slots), eligible_on(bench.device)):
+        said = row["problem"] or f"{row['us']:.1f} us"
         print(
-            f"{row['heads']} heads, {row['tokens']} tokens, {row['kernel']}: "
-            f"{row['us']:.1f} us",
+            f"{row['heads']} heads, {row['tokens']} tokens, {row['kernel']}: {said}",
             flush=True,
         )
         made.append(row)
@@ -61,22 +62,37 @@ def measure(bench: Bench) -> list[dict]:
 def rows(bench: Bench, baseline: FP8Baseline, eligible: Eligible) -> Iterator[dict]:
     """A row for each shape and kernel; ``fp8`` has the FP8 kernels' times by name.
 
-    Times are microseconds: medians, and the distance between the quartiles.
+    Times are microseconds: medians, and the distance between the quartiles; None, and a
+    problem, where a kernel failed.
     """
     for shape in shapes():
-        fp8 = {}
-        for name, reader in baseline.readers().items():
-            run = reader(bench.inputs(shape))
-            run()
-            fp8[name] = bench.time_run(run)._asdict()
+        fp8 = {
+            name: _attempt(functools.partial(_time_fp8, bench, reader, shape))
+            for name, reader in baseline.readers().items()
+        }
         for decision in eligible(shape):
             yield {
                 "heads": shape.num_heads,
                 "tokens": shape.num_tokens,
                 "kernel": f"{decision.kernel}/{decision.phase}",
-                **bench.time(shape, decision)._asdict(),
+                **_attempt(functools.partial(bench.time, shape, decision)),
                 "fp8": fp8,
             }
+
+
+def _time_fp8(bench: Bench, reader: Callable, shape: AttentionShape) -> Timing:
+    run = reader(bench.inputs(shape))
+    run()
+    return bench.time_run(run)
+
+
+def _attempt(time: Callable[[], Timing]) -> dict:
+    # A kernel can fail in as many ways as there are compilers and drivers below it.
+    try:
+        return {**time()._asdict(), "problem": None}
+    except Exception as error:
+        problem = f"failed ({type(error).__name__}: {error})"
+        return {**Timing(None, None)._asdict(), "problem": problem}
 
 
 def markdown(rows: list[dict]) -> str:
@@ -94,10 +110,15 @@ def markdown(rows: list[dict]) -> str:
             str(row["heads"]),
             str(row["tokens"]),
             row["kernel"],
-            f"{row['us']:.1f}",
+            _us(row["us"]),
         ]
         for name in names:
             us = row["fp8"][name]["us"]
-            cells += [f"{us:.1f}", f"{us / row['us'] - 1:+.0%}"]
+            both = us is not None and row["us"] is not None
+            cells += [_us(us), f"{us / row['us'] - 1:+.0%}" if both else ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _us(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.1f}"

@@ -27,23 +27,28 @@ from sglang_dsv4_nvfp4.attention.inputs import (
     CandidateSet,
     SparseMLAInputs,
 )
-from sglang_dsv4_nvfp4.cli import operator_table
-from sglang_dsv4_nvfp4.cli.models import ModelFacts, model_facts
+from sglang_dsv4_nvfp4.cli import flashinfer_rounding, operator_table
+from sglang_dsv4_nvfp4.cli.models import V4_PRO, ModelFacts, model_facts
 from sglang_dsv4_nvfp4.cli.operator_table import Eligible, eligible_on
 from sglang_dsv4_nvfp4.cli.sandbox import environment_scope
 from sglang_dsv4_nvfp4.cli.tune import Bench, shapes_of
-from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, ScaleRule
+from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, Kernel, ScaleRule
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, MAX_KERNEL_PAGE_SIZE
 from sglang_dsv4_nvfp4.quantize import quantize_append
 from sglang_dsv4_nvfp4.store.self_check import check_rows
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-# One decode, a full one, both sides of FlashInfer's boundary, and a prefill.
-TOKENS = (1, 8, 64, 65, 300)
+# One decode, a full one, both sides of FlashInfer's boundary, and prefills.
+TOKENS = (1, 8, 64, 65, 300, 2048)
+# Those that a graph of each kernel is captured at.
+_GRAPH_TOKENS = (8, 300)
 _ATTENTION_TP = (1, 2, 4)
-# Outputs are rounded to BF16, and so are a kernel's weights: 2 ** -9 at each step. A wrong
-# scale, slot or nibble is off by tens of percent.
-_MAX_ERROR = 0.01
+# Of one head's output, in the 2-norm. Weights and outputs are rounded to BF16, 2 ** -9 at
+# each step; a wrong scale, slot or nibble is off by tens of percent.
+_MAX_ERROR = 0.02
+# FlashInfer's kernels round more; the estimate of it is good to this factor.
+_ESTIMATE_FACTOR = 1.5
+_ESTIMATE_TOKENS = 64
 # More rows than FlashInfer's writer settles in one launch, and fewer.
 _APPEND_ROWS = (1, 200, 256, 257, 2048)
 
@@ -71,9 +76,15 @@ def run(args: argparse.Namespace) -> int:
         return 1
     bench = Bench(torch.device("cuda"))
     findings = []
-    for finding in examine(bench, model, eligible_on(bench.device)):
-        print(line_of(finding), flush=True)
-        findings.append(finding)
+    try:
+        for finding in examine(bench, model, eligible_on(bench.device)):
+            print(line_of(finding), flush=True)
+            findings.append(finding)
+    # Whatever a GPU ends it with, what was found is the report.
+    except Exception as error:
+        findings.append(Finding("the checks themselves", FAILED, _said(error)))
+        print(line_of(findings[-1]), flush=True)
+    write(args.out, make_report(findings, [], _is_sm120()))
     rows = [] if args.no_times else operator_table.measure(bench)
     report = make_report(findings, rows, _is_sm120())
     paths = write(args.out, report)
@@ -91,7 +102,7 @@ def examine(bench: Bench, model: ModelFacts, eligible: Eligible) -> Iterator[Fin
     """Every check in turn."""
     yield from _environment()
     yield from _writers(bench.device)
-    heads = [model.num_heads // size for size in _ATTENTION_TP]
+    heads = [V4_PRO.num_heads, *(model.num_heads // size for size in _ATTENTION_TP)]
     shapes = list(shapes_of(model, heads, TOKENS))
     yield from check_kernels(bench, shapes, eligible)
     yield from check_graphs(bench, shapes, eligible)
@@ -146,22 +157,17 @@ def check_append(
         rows = check_rows().repeat(-(-count // 256), 1)[:count].to(device)
         num_pages = -(-count // MAX_KERNEL_PAGE_SIZE) + 1
         num_slots = num_pages * MAX_KERNEL_PAGE_SIZE
-        slots = torch.randperm(num_slots, generator=generator)[:count].int()
-        slots[::7] = -1
+        slots = torch.randperm(num_slots, generator=generator)[:count]
+        slots[3::7] = -1
         slots[5::11] = num_slots
         if count > 100:
-            slots[90:99] = slots[80]
-        slots = slots.to(device)
-        expected, actual = (
-            torch.zeros(
-                num_pages,
-                MAX_KERNEL_PAGE_SIZE,
-                BYTES_PER_TOKEN,
-                dtype=torch.uint8,
-                device=device,
-            )
-            for _ in range(2)
-        )
+            slots[90:99] = slots[81]
+        # SGLang has slots of both widths.
+        slots = (slots.int() if count % 2 else slots).to(device)
+        shape = (num_pages, MAX_KERNEL_PAGE_SIZE, BYTES_PER_TOKEN)
+        # Pages hold anything before they are written.
+        before = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        expected, actual = before.to(device), before.to(device, copy=True)
         quantize_append(rows, slots, expected, rule)
         try:
             append(rows, slots, actual)
@@ -185,8 +191,7 @@ def check_kernels(
     bench: Bench, shapes: Iterable[AttentionShape], eligible: Eligible
 ) -> Iterator[Finding]:
     """Each kernel over all the shapes that it serves, against PyTorch."""
-    tried: dict[str, list[tuple[float, AttentionShape]]] = {}
-    failed: dict[str, str] = {}
+    tried: dict[str, list[Outcome]] = {}
     for shape in shapes:
         decisions = eligible(shape)
         if not decisions:
@@ -195,23 +200,65 @@ def check_kernels(
         expected, _ = torch_backend.torch_mla(inputs)
         for decision in decisions:
             name = f"kernel {decision.kernel}/{decision.phase}"
-            outcomes = tried.setdefault(name, [])
-            try:
-                output, _ = dispatch.launch(inputs, decision)
-            except Exception as error:
-                failed.setdefault(name, f"{shape}: {_said(error)}")
-                continue
-            outcomes.append((relative_error(output, expected), shape))
+            tried.setdefault(name, []).append(
+                _try_kernel(inputs, decision, expected, shape)
+            )
     for name, outcomes in tried.items():
-        if name in failed:
-            yield Finding(name, FAILED, failed[name])
-            continue
-        error, shape = max(outcomes)
+        wrong = [one for one in outcomes if one.problem or one.error > one.allowed]
+        worst = max(wrong or outcomes, key=lambda one: (one.problem or "", one.error))
+        said = worst.problem or (
+            f"largest error of a head {worst.error:.2%}, allowed {worst.allowed:.2%}"
+        )
         yield Finding(
             name,
-            PASSED if error <= _MAX_ERROR else FAILED,
-            f"{len(outcomes)} shapes; largest error {error:.2%} at {shape}",
+            FAILED if wrong else PASSED,
+            f"{len(outcomes) - len(wrong)} of {len(outcomes)} shapes; {said}, at "
+            f"{worst.shape}",
         )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a kernel made of a shape: its largest error of a head, or why it has none."""
+
+    shape: AttentionShape
+    error: float
+    allowed: float
+    problem: str | None = None
+
+
+def _try_kernel(
+    inputs: SparseMLAInputs,
+    decision: Decision,
+    expected: torch.Tensor,
+    shape: AttentionShape,
+) -> Outcome:
+    try:
+        output, _ = dispatch.launch(inputs, decision)
+        error = largest_error(output, expected)
+    except Exception as failure:
+        return Outcome(shape, float("inf"), 0.0, _said(failure))
+    return Outcome(shape, error, allowed_error(inputs, decision, expected))
+
+
+def allowed_error(
+    inputs: SparseMLAInputs, decision: Decision, expected: torch.Tensor
+) -> float:
+    """What rounding explains: BF16's, and for FlashInfer's kernels what they round to
+    NVFP4 and E4M3 on the way, estimated on these inputs."""
+    if decision.kernel not in (Kernel.SPARSE, Kernel.CAKE):
+        return _MAX_ERROR
+    some = slice(0, _ESTIMATE_TOKENS)
+    latents, valid = torch_backend.gather(inputs.candidates, some)
+    estimate = flashinfer_rounding.attend(
+        inputs.q[some],
+        latents,
+        valid,
+        inputs.attn_sink,
+        inputs.softmax_scale,
+        decision,
+    )
+    return _MAX_ERROR + _ESTIMATE_FACTOR * largest_error(estimate, expected[some])
 
 
 def check_graphs(
@@ -223,9 +270,11 @@ def check_graphs(
         return
     checked: dict[str, str | None] = {}
     for shape in shapes:
+        if not shape.extra_topk or shape.num_tokens not in _GRAPH_TOKENS:
+            continue
         for decision in eligible(shape):
-            name = f"graph of {decision.kernel}/{decision.phase}"
-            if name in checked or not shape.extra_topk:
+            name = f"graph of {decision.kernel}/{decision.phase}, {shape.num_tokens} tokens"
+            if name in checked:
                 continue
             try:
                 checked[name] = _replay_problem(bench, shape, decision)
@@ -251,16 +300,15 @@ def _replay_problem(
         ours.copy_(theirs)
     graph.replay()
     expected, _ = dispatch.launch(others, decision)
-    error = relative_error(output, expected)
+    error = largest_error(output, expected)
     if error > _MAX_ERROR:
         return f"{shape}: a replay is {error:.2%} off a launch"
     return None
 
 
 def _tensors(inputs: SparseMLAInputs) -> list[torch.Tensor]:
-    parts = [part for part in (inputs.main, inputs.extra) if part is not None]
     tensors = [inputs.q, inputs.attn_sink]
-    for part in parts:
+    for part in inputs.candidates:
         tensors += [part.indices, part.lengths]
     return [tensor for tensor in tensors if tensor is not None]
 
@@ -294,12 +342,12 @@ def _with_gaps(bench: Bench, part: CandidateSet) -> CandidateSet:
     )
 
 
-def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """In the 2-norm over everything; infinite where the output is not finite."""
+def largest_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of any token's any head, relative in the 2-norm; infinite where it is not finite."""
     if not output.isfinite().all():
         return float("inf")
-    difference = output.double() - expected.double()
-    return (difference.norm() / expected.double().norm()).item()
+    difference = (output.float() - expected.float()).norm(dim=-1)
+    return (difference / expected.float().norm(dim=-1)).max().item()
 
 
 def _said(error: Exception) -> str:
@@ -352,7 +400,7 @@ def markdown(report: dict) -> str:
         "| --- | --- | --- |",
     ]
     lines += [
-        f"| {one['name']} | {one['status']} | {one['detail']} |"
+        f"| {one['name']} | {one['status']} | {one['detail'].replace('|', '/')} |"
         for one in report["findings"]
     ]
     if report["operator_rows"]:
