@@ -135,6 +135,7 @@ def test_the_error_studys_data_are_what_it_measures():
         expected = pytest.approx(value, rel=1e-3) if isinstance(value, float) else value
         assert measured[key] == expected
     for row in rows:
+        assert row["amax6_rel_error"] < row["cake_rel_error"] < row["sparse_rel_error"]
         assert (
             0
             < row["fp8_rel_error"]
