@@ -110,6 +110,17 @@ def describe_device() -> str:
     return f"{name} (SM{major}{minor}, CUDA {torch.version.cuda})"
 
 
+def require_cuda(command: str) -> None:
+    """
+    Raises:
+        ValueError: naming the command, where there is no CUDA device for it.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(f"{command} needs a CUDA device, and there is none here")
+
+
 def device_name() -> str:
     """The CUDA device of this process by name, or ``cpu``."""
     import torch

@@ -27,7 +27,7 @@ from sglang_dsv4_nvfp4.attention.inputs import (
 from sglang_dsv4_nvfp4.cli.models import ModelFacts, model_facts
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, MAX_KERNEL_PAGE_SIZE
-from sglang_dsv4_nvfp4.platform import device_name, versions
+from sglang_dsv4_nvfp4.platform import device_name, require_cuda, versions
 from sglang_dsv4_nvfp4.quantize import quantize_pack
 
 # Dense around 64, where FlashInfer changes kernels and the original patch saw a
@@ -56,10 +56,8 @@ class Timing(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     """Measure; 0 when the profile is complete, 1 where nothing can be measured."""
-    if not torch.cuda.is_available():
-        print("tune needs a CUDA device, and there is none here", file=sys.stderr)
-        return 1
     try:
+        require_cuda("tune")
         model = model_facts(args.model)
     except ValueError as error:
         print(error, file=sys.stderr)
