@@ -72,8 +72,8 @@ def count(args: argparse.Namespace) -> dict:
     model = model_facts(args.model)
     if not model.compress_ratios:
         raise ValueError(
-            f"{model.name}: its layers' compress ratios are not known here; give "
-            "--model its config.json"
+            f"--model {args.model}: its config.json has no compress_ratios, which "
+            "decide what a token costs"
         )
     topology = Topology(
         args.tp_size, args.dp_size, args.pp_size, args.enable_prefill_cp

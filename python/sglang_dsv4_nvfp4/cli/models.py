@@ -46,10 +46,10 @@ V4_FLASH = ModelFacts(
     index_topk=512,
     context_len=1048576,
 )
-# Its published facts that kernels depend on; its layers' ratios are not known here.
+# deepseek-ai/DeepSeek-V4-Pro, config.json: 61 layers and one of MTP.
 V4_PRO = ModelFacts(
     name="DeepSeek-V4-Pro",
-    compress_ratios=(),
+    compress_ratios=(128, 128, *(4, 128) * 29, 4),
     num_heads=128,
     index_topk=1024,
     context_len=1048576,

@@ -46,6 +46,7 @@ def test_the_command_prints_what_it_writes(tmp_path):
     "options",
     [
         "--kv-gib 40",
+        "--kv-gib 40 --model v4-pro",
         "--kv-gib 40 --tp-size 8 --enable-prefill-cp",
         "--kv-gib 40 --pp-size 4",
         "--kv-gib 40 --pp-size 2 --mtp --max-running-requests 64",
@@ -88,6 +89,17 @@ def test_a_config_file_counts_its_layers_without_the_drafts(capacity, tmp_path):
         assert read["formats"] == built_in["formats"]
 
 
+def test_a_config_file_without_ratios_is_refused(capacity, tmp_path):
+    write_v4_flash_config(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["compress_ratios"]
+    path.write_text(json.dumps(config))
+    status, _, output = capacity(f"--kv-gib 40 --model {tmp_path}")
+    assert status == 1
+    assert f"--model {tmp_path}: its config.json has no compress_ratios" in output.err
+
+
 def test_a_gpu_less_its_weights_is_the_budget(capacity, tmp_path):
     write_v4_flash_config(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
@@ -102,7 +114,6 @@ def test_a_gpu_less_its_weights_is_the_budget(capacity, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--model v4-pro --kv-gib 9", "DeepSeek-V4-Pro: .* give --model its config"),
         ("--model /no/such --kv-gib 9", "--model /no/such: neither v4-flash"),
         ("--gpu-gib 96", "needs the weights' size: no model.safetensors.index.json"),
         ("--kv-gib 9 --weights-gib 3", "--weights-gib goes with --gpu-gib"),
