@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from serving import arms, report
 from serving.cells import PRESETS, Workload, workload
 from serving.samples import ARMS, Sample, compare, path_of, read, write
-from serving.server import Server, ServerError
+from serving.server import Server, ServerError, end_with_parent
 
 BENCH = (sys.executable, "-m", "sglang.bench_serving")
 
@@ -139,7 +139,12 @@ def bench(
     ]
     log = args.out / "bench.log"
     with log.open("w") as text:
-        ran = subprocess.run(command, stdout=text, stderr=subprocess.STDOUT)
+        ran = subprocess.run(
+            command,
+            stdout=text,
+            stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,
+        )
     if ran.returncode or not output.is_file():
         raise ServerError(
             f"bench_serving ended with {ran.returncode} on {cell.name}; see {log}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,9 @@ STOP_TIMEOUT_S = 60
 # Its workers take a moment longer than the server itself.
 _GONE_TIMEOUT_S = 10
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+# Loaded here: between fork and exec is no place for it.
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 # What the plugin logs when it builds an NVFP4 pool; nothing in an FP8 server says it.
 NVFP4_LINE = "DeepSeek-V4 KV cache in NVFP4"
 
@@ -44,8 +48,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # What is blocked while it starts is not for it.
-                preexec_fn=_unblock,
+                preexec_fn=end_with_parent,
             )
 
     @staticmethod
@@ -123,6 +126,14 @@ class Server:
 
 def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def end_with_parent() -> None:
+    """What a child process runs first: if this program is killed outright, the kernel
+    kills the child, as SGLang has its workers killed with their server."""
+    # A server starts with its stop signals held back, which is not for the server.
+    _unblock()
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _has_members(group: int) -> bool:

@@ -1,7 +1,7 @@
 """Writes what ``bench_serving`` writes, at once: for tests of what is around it.
 
-With STAND_IN_BENCH=waits it says so and waits; with ``fails`` it fails; with ``drops`` a
-request goes unanswered.
+With STAND_IN_BENCH=waits it writes its process's number and waits; with ``fails`` it
+fails; with ``drops`` a request goes unanswered.
 """
 
 import argparse
@@ -19,7 +19,10 @@ if __name__ == "__main__":
     args, _ = parser.parse_known_args()
     behaviour = os.environ.get("STAND_IN_BENCH")
     if behaviour == "waits":
-        Path(os.environ["STAND_IN_STARTS"]).with_name("waiting").touch()
+        waiting = Path(os.environ["STAND_IN_STARTS"]).with_name("waiting")
+        # Whoever finds the file finds the number in it.
+        waiting.with_suffix(".part").write_text(str(os.getpid()))
+        waiting.with_suffix(".part").replace(waiting)
         time.sleep(600)
     if behaviour == "fails":
         sys.exit("the connection was refused")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 from serving import bench_formats, report, samples, server
 from serving.cells import TOPOLOGIES
@@ -53,7 +54,18 @@ def starts(folder):
 
 
 def living(folder):
-    return [pid for _, pid, _ in starts(folder) if Path(f"/proc/{pid}").exists()]
+    pids = [int(pid) for _, pid, _ in starts(folder)]
+    if (folder / "waiting").exists():
+        pids.append(int((folder / "waiting").read_text()))
+    return [pid for pid in pids if is_running(pid)]
+
+
+def is_running(pid):
+    """Not merely a process that nobody has waited for."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_the_whole_way_with_sglangs_own_load(tmp_path, capsys):
@@ -205,6 +217,18 @@ def test_an_interrupted_run_leaves_no_server(tmp_path, number):
     _, said = running.communicate(timeout=90)
     assert running.returncode == 128 + number
     assert ("the same command goes on from here" in said) == (number == signal.SIGINT)
+    assert not living(tmp_path)
+
+
+def test_a_killed_run_leaves_no_server(tmp_path):
+    """SIGKILL runs no handler, so the kernel ends the server and the load."""
+    running = start_and_wait(tmp_path)
+    assert len(living(tmp_path)) == 2
+    running.kill()
+    running.wait()
+    deadline = time.monotonic() + 10
+    while living(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not living(tmp_path)
 
 
