@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import requests
 
 STOP_TIMEOUT_S = 60
@@ -108,17 +109,10 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_TIMEOUT_S)
             deadline = time.monotonic() + _GONE_TIMEOUT_S
-            while self._group_lives() and time.monotonic() < deadline:
+            while _has_members(self.process.pid) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            if not self._group_lives():
+            if not _has_members(self.process.pid):
                 return
-
-    def _group_lives(self) -> bool:
-        try:
-            os.killpg(self.process.pid, 0)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return self.process.poll() is None or _has_members(self.process.pid)
 
     def _tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
@@ -138,10 +132,10 @@ def end_with_parent() -> None:
 
 def _has_members(group: int) -> bool:
     """Whether a process of the group is more than a zombie."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in psutil.process_iter(["status"]):
+        lives = process.info["status"] != psutil.STATUS_ZOMBIE
         with contextlib.suppress(OSError):
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(pgrp) == group and state != "Z":
+            if lives and os.getpgid(process.pid) == group:
                 return True
     return False
 
