@@ -11,7 +11,7 @@ from sglang_dsv4_nvfp4.attention import policy
 from sglang_dsv4_nvfp4.attention.decision import Decision
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.cli.fp8_baseline import FP8Baseline
-from sglang_dsv4_nvfp4.cli.tune import Bench, Timing
+from sglang_dsv4_nvfp4.cli.tune import Bench, Timing, attempt
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.layout import MAX_KERNEL_PAGE_SIZE
 
@@ -86,13 +86,9 @@ def _time_fp8(bench: Bench, reader: Callable, shape: AttentionShape) -> Timing:
     return bench.time_run(run)
 
 
-def _attempt(time: Callable[[], Timing]) -> dict:
-    # A kernel can fail in as many ways as there are compilers and drivers below it.
-    try:
-        return {**time()._asdict(), "problem": None}
-    except Exception as error:
-        problem = f"failed ({type(error).__name__}: {error})"
-        return {**Timing(None, None)._asdict(), "problem": problem}
+def _attempt(time_kernel: Callable[[], Timing]) -> dict:
+    timing, problem = attempt(time_kernel)
+    return {**timing._asdict(), "problem": problem}
 
 
 def markdown(rows: list[dict]) -> str:

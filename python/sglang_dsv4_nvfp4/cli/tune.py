@@ -110,7 +110,10 @@ def tune(
         for decision in policy.eligible(shape, device, Kernel.AUTO):
             if made.has(shape, decision):
                 continue
-            timing, outcome = _attempt(time_decision, shape, decision)
+            timing, problem = attempt(functools.partial(time_decision, shape, decision))
+            outcome = problem or (
+                f"{timing.us:.1f} us (quartiles {timing.spread_us:.1f} us apart)"
+            )
             made.add(profile.Row(shape, decision, *timing))
             made.write(path)
             print(
@@ -120,17 +123,13 @@ def tune(
             )
 
 
-def _attempt(
-    time_decision: Callable[[AttentionShape, Decision], Timing],
-    shape: AttentionShape,
-    decision: Decision,
-) -> tuple[Timing, str]:
+def attempt(time_kernel: Callable[[], Timing]) -> tuple[Timing, str | None]:
+    """A kernel's timing, or none and why there is none."""
     # A kernel can fail in as many ways as there are compilers and drivers below it.
     try:
-        timing = time_decision(shape, decision)
+        return time_kernel(), None
     except Exception as error:
         return Timing(None, None), f"failed ({type(error).__name__}: {error})"
-    return timing, f"{timing.us:.1f} us (quartiles {timing.spread_us:.1f} us apart)"
 
 
 class Bench:
