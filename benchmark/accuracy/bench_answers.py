@@ -19,7 +19,7 @@ import os
 import random
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,34 +31,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from accuracy.proportions import Share, compare
 from serving import arms
 from serving.samples import ARMS
-from serving.server import Server, ServerError
+from serving.server import Server
+
+from sglang_dsv4_nvfp4.platform import versions_text
 
 # Filler that says nothing of numbers, a word a token or so.
 _SENTENCES = ("The grass is green.", "The sky is blue.", "Here we go.", "And back.")
 _FILLER = " ".join(_SENTENCES).split()
 GSM8K_TEST_QUESTIONS = 1319
 _DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.95)
+# Options that decide what a task asks.
+SETTINGS = {
+    "gsm8k": ("num_questions", "num_shots", "max_new_tokens"),
+    "needle": ("context_lens", "repeats"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    try:
-        settings = arms.settings_of(args, task=args.task, **TASKS[args.task](args))
-        arms.keep_settings(args.out, settings)
-        answers = ask(args, settings)
-    except (ServerError, ValueError, requests.RequestException) as error:
-        print(f"bench_answers: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nbench_answers: interrupted; the same command goes on from here",
-            file=sys.stderr,
-        )
-        return 130
-    table = markdown(settings, answers)
+    return arms.exit_status("bench_answers", lambda: run(args))
+
+
+def run(args: Namespace) -> None:
+    """Ask both formats, and publish their shares."""
+    if args.task == "gsm8k":
+        _check_count(args)
+    what_is_asked = {name: getattr(args, name) for name in SETTINGS[args.task]}
+    settings = arms.settings_of(args, task=args.task, **what_is_asked)
+    arms.keep_settings(args.out, settings)
+    table = markdown(settings, ask(args, settings))
     (args.out / "table.md").write_text(table)
     print(f"\n{table}\nwritten to {args.out}: table.md, answers.json")
-    return 0
 
 
 def parse(argv: list[str] | None) -> Namespace:
@@ -91,24 +94,6 @@ def parse(argv: list[str] | None) -> Namespace:
     return parser.parse_args(argv)
 
 
-def _gsm8k_settings(args: Namespace) -> dict:
-    return {
-        "num_questions": args.num_questions,
-        "num_shots": args.num_shots,
-        "max_new_tokens": args.max_new_tokens,
-    }
-
-
-def _needle_settings(args: Namespace) -> dict:
-    return {"context_lens": args.context_lens, "repeats": args.repeats}
-
-
-TASKS: dict[str, Callable[[Namespace], dict]] = {
-    "gsm8k": _gsm8k_settings,
-    "needle": _needle_settings,
-}
-
-
 def ask(args: Namespace, settings: dict) -> dict[str, dict[str, list[int]]]:
     """``{arm: {case: [right, count]}}``, each arm written when it is through."""
     path = args.out / "answers.json"
@@ -136,7 +121,6 @@ def _gsm8k(
 ) -> Iterator[tuple[str, Share]]:
     from sglang.test.few_shot_gsm8k import run_eval
 
-    _check_count(args)
     url = urlsplit(server.url)
     asked = Namespace(
         num_shots=args.num_shots,
@@ -218,9 +202,7 @@ def _generate(server: Server, prompt: str) -> str:
 
 def markdown(settings: dict, answers: dict) -> str:
     """Shares with their standard errors, and the two-proportion test of each case."""
-    versions = ", ".join(
-        f"{name} {version}" for name, version in settings["versions"].items() if version
-    )
+    versions = versions_text(settings["versions"])
     lines = [
         f"# Right answers, FP8 and NVFP4: {settings['model_path']}",
         "",

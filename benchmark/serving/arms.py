@@ -8,12 +8,16 @@ import json
 import os
 import shlex
 import socket
+import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import requests
 from serving.cells import TOPOLOGIES
 from serving.server import Server, ServerError, running
 
+from sglang_dsv4_nvfp4.cli.main import positive
 from sglang_dsv4_nvfp4.config import KV_CACHE_FORMAT_ENV
 from sglang_dsv4_nvfp4.platform import describe_device, versions
 
@@ -36,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-total-tokens",
-        type=_positive,
+        type=positive,
         required=True,
         help="the token count that both servers are held to",
     )
@@ -53,6 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["sglang", "serve"],
         help="(default: 'sglang serve')",
     )
+
+
+def exit_status(program: str, work: Callable[[], None]) -> int:
+    """Do a comparison's work: 0, 1 where it says why it ended, 130 at Ctrl-C."""
+    try:
+        work()
+    except (ServerError, ValueError, requests.RequestException) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            f"\n{program}: interrupted; the same command goes on from here",
+            file=sys.stderr,
+        )
+        return 130
+    return 0
 
 
 def settings_of(args: argparse.Namespace, **more) -> dict:
@@ -151,10 +171,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value

@@ -31,23 +31,17 @@ BENCH = (sys.executable, "-m", "sglang.bench_serving")
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    return arms.exit_status("bench_formats", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and publish what there is however that ends."""
+    settings = arms.settings_of(args, tokenizer=args.tokenizer)
+    arms.keep_settings(args.out, settings)
     try:
-        settings = arms.settings_of(args, tokenizer=args.tokenizer)
-        arms.keep_settings(args.out, settings)
-        try:
-            measure(args, settings)
-        finally:
-            publish(args.out, settings)
-    except (ServerError, ValueError) as error:
-        print(f"bench_formats: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nbench_formats: interrupted; the same command goes on from here",
-            file=sys.stderr,
-        )
-        return 130
-    return 0
+        measure(args, settings)
+    finally:
+        publish(args.out, settings)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from serving.samples import ARMS, METRICS, Comparison
 
+from sglang_dsv4_nvfp4.platform import versions_text
+
 _CLUSTERED = "*"
 
 
 def markdown(settings: dict, comparisons: Sequence[Comparison]) -> str:
     """Medians of each arm, and what NVFP4 changes, with its spread."""
-    versions = ", ".join(
-        f"{name} {version}" for name, version in settings["versions"].items() if version
-    )
+    versions = versions_text(settings["versions"])
     options = f", `{' '.join(settings['server_args'])}`" * bool(settings["server_args"])
     lines = [
         f"# FP8 against NVFP4: {settings['model_path']}",

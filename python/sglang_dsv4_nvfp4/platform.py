@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,6 +185,11 @@ def versions() -> dict[str, str | None]:
     """What decides the behaviour of this package, by distribution name."""
     installed = {name: distribution_version(name) for name in _DISTRIBUTIONS}
     return {"sglang-dsv4-nvfp4": __version__, **installed}
+
+
+def versions_text(found: Mapping[str, str | None]) -> str:
+    """What :func:`versions` gave, in words; what is not installed is left out."""
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version)
 
 
 def distribution_version(name: str) -> str | None:

@@ -94,7 +94,7 @@ def _add_capacity_arguments(command: argparse.ArgumentParser) -> None:
         ("--pp-size", "pipeline stages"),
     ):
         command.add_argument(
-            option, type=_positive, default=1, help=f"{meaning} (default: 1)"
+            option, type=positive, default=1, help=f"{meaning} (default: 1)"
         )
     command.add_argument(
         "--enable-prefill-cp",
@@ -106,12 +106,12 @@ def _add_capacity_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--max-running-requests",
-        type=_positive,
+        type=positive,
         default=256,
         help="of the whole server; it sizes the window pool (default: SGLang's 256)",
     )
     command.add_argument(
-        "--chunked-prefill-size", type=_positive, default=8192, help="(default: 8192)"
+        "--chunked-prefill-size", type=positive, default=8192, help="(default: 8192)"
     )
 
 
@@ -119,13 +119,13 @@ def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
     _add_model(command)
     command.add_argument(
         "--heads",
-        type=_positive,
+        type=positive,
         nargs="+",
         help="heads a rank (default: the model's at attention TP 1, 2, 4 and 8)",
     )
     command.add_argument(
         "--tokens",
-        type=_positive,
+        type=positive,
         nargs="+",
         help="batch sizes (default: 1 to 8192, dense around 64)",
     )
@@ -155,7 +155,8 @@ def _add_verify_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument's type: a whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")

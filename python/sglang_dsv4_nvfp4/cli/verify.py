@@ -385,9 +385,7 @@ def make_report(
 
 
 def markdown(report: dict) -> str:
-    versions = ", ".join(
-        f"{name} {version}" for name, version in report["versions"].items() if version
-    )
+    versions = platform.versions_text(report["versions"])
     lines = [
         "# sglang-dsv4-nvfp4 verify",
         "",

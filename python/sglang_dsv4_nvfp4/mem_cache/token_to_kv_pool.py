@@ -27,7 +27,7 @@ from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     PACKED_FP8_REFUSAL,
     DeepSeekV4NVFP4SingleKVPool,
 )
-from sglang_dsv4_nvfp4.platform import versions
+from sglang_dsv4_nvfp4.platform import versions, versions_text
 from sglang_dsv4_nvfp4.store.dispatch import prepare, store_window_rows
 from sglang_dsv4_nvfp4.unsupported import refuse, refuse_features
 
@@ -76,9 +76,7 @@ class DeepSeekV4NVFP4TokenToKVPool(DeepSeekV4TokenToKVPool):
             kernel(),
             store_mode(),
             scale_rule(),
-            ", ".join(
-                f"{name} {version}" for name, version in versions().items() if version
-            ),
+            versions_text(versions()),
         )
 
     def _make_kv_pool(
