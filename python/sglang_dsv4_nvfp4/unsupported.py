@@ -69,7 +69,7 @@ def refuse_features(
         ("--enable-encoder-swa-bounded-replay", encoder_replay),
         (
             f"--hicache-storage-backend {hicache_storage} (only "
-            f"{', '.join(sorted(STORAGE_BACKENDS))} are known to keep formats apart)",
+            f"{', '.join(STORAGE_BACKENDS)} are known to keep formats apart)",
             hicache_storage is not None and hicache_storage not in STORAGE_BACKENDS,
         ),
         (

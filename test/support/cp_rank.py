@@ -105,9 +105,9 @@ class Chunk:
             self.fixture.input_hidden
         )
         self.rows = self.rows.reshape(len(self.queries), -1)
-        self._store_prefixes(kit)
+        self._store_prefixes()
 
-    def _store_prefixes(self, kit):
+    def _store_prefixes(self):
         max_context_len = self.fixture.runner.req_to_token_pool.req_to_token.shape[1]
         for index, hidden in enumerate(self.fixture.prefix_hidden):
             _, rows = self.fixture.actual_module.project(hidden)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sglang_dsv4_nvfp4.cli.models import (
     PAGE_SIZE,
@@ -96,10 +96,7 @@ def count(args: argparse.Namespace) -> dict:
         pinned = min(one["tokens"] for one in formats.values())
     return {
         "model": model.name,
-        "tp_size": topology.tp_size,
-        "dp_size": topology.dp_size,
-        "pp_size": topology.pp_size,
-        "enable_prefill_cp": topology.enable_prefill_cp,
+        **asdict(topology),
         "attention": topology.attention,
         "mtp": args.mtp,
         "max_running_requests": args.max_running_requests,

@@ -15,7 +15,7 @@ from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
 
 # Those whose keys were found to hold the model's name, in sglang 0.5.23's backends: the
 # file store by running it, the other two by reading them.
-STORAGE_BACKENDS = frozenset({"file", "mooncake", "nixl"})
+STORAGE_BACKENDS = ("file", "mooncake", "nixl")
 
 
 def tag_storage_keys(device_pool: Any, host_pool: Any, storage_backend: str) -> None:
@@ -34,6 +34,6 @@ def tag_storage_keys(device_pool: Any, host_pool: Any, storage_backend: str) -> 
     if storage_backend not in STORAGE_BACKENDS:
         raise ValueError(
             f"HiCache storage backend {storage_backend} is not known to keep NVFP4 "
-            f"pages apart from FP8's; use one of {', '.join(sorted(STORAGE_BACKENDS))}"
+            f"pages apart from FP8's; use one of {', '.join(STORAGE_BACKENDS)}"
         )
     host_pool.storage_format_tag = NVFP4_KV_LAYOUT.value
