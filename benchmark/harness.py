@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_dsv4_nvfp4.platform import device_name, device_slug, versions
+from sglang_dsv4_nvfp4.machine import device_name, device_slug, versions
 
 WARMUP_REPLAYS = 3
 REPLAYS = 30

@@ -33,7 +33,7 @@ from serving import arms
 from serving.samples import ARMS
 from serving.server import Server
 
-from sglang_dsv4_nvfp4.platform import versions_text
+from sglang_dsv4_nvfp4.machine import versions_text
 
 # Filler that says nothing of numbers, a word a token or so.
 _SENTENCES = ("The grass is green.", "The sky is blue.", "Here we go.", "And back.")

@@ -19,7 +19,7 @@ from serving.server import Server, ServerError, running
 
 from sglang_dsv4_nvfp4.cli.main import positive
 from sglang_dsv4_nvfp4.config import KV_CACHE_FORMAT_ENV
-from sglang_dsv4_nvfp4.platform import describe_device, versions
+from sglang_dsv4_nvfp4.machine import describe_device, versions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serving.samples import ARMS, METRICS, Comparison
 
-from sglang_dsv4_nvfp4.platform import versions_text
+from sglang_dsv4_nvfp4.machine import versions_text
 
 _CLUSTERED = "*"
 

@@ -20,11 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import harness
 
-from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
-from sglang_dsv4_nvfp4.cli.pools import build_pool
+from sglang_dsv4_nvfp4.cli.pools import build_pool, pool_class
 from sglang_dsv4_nvfp4.cli.sandbox import environment_scope, hooked_sglang
-from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, ScaleRule
+from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, KVCacheFormat, ScaleRule
 
 TOKENS = (1, 8, 64, 256, 1024, 4096, 16384, 32768)
 EPS = 1e-6
@@ -38,8 +37,6 @@ class Bench:
     """Both pools, and inputs of every size."""
 
     def __init__(self) -> None:
-        from sglang.srt.mem_cache import deepseek_v4_memory_pool
-
         self.generator = torch.Generator("cuda").manual_seed(0)
         common = dict(
             device="cuda",
@@ -51,10 +48,8 @@ class Bench:
             c4_state_pool_size=1,
             c128_state_pool_size=1,
         )
-        self.fp8 = build_pool(seams.stock(seams.TOKEN_TO_KV_POOL), **common)
-        self.nvfp4 = build_pool(
-            deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool, **common
-        )
+        self.fp8 = build_pool(pool_class(KVCacheFormat.FP8), **common)
+        self.nvfp4 = build_pool(pool_class(KVCacheFormat.NVFP4), **common)
         self.weight = torch.ones(512, device="cuda", dtype=torch.bfloat16)
         angles = torch.rand(MAX_POSITION, 32, device="cuda", generator=self.generator)
         self.freqs = torch.polar(torch.ones_like(angles), angles)

@@ -5,6 +5,8 @@ never move or be freed. An arena hands out slices of size buckets, each allocate
 once and kept for the life of the process: the number of buffers is bounded by the
 buckets, not by the sizes that occur. A bucket that is first asked for when a larger
 one exists shares its memory, since SGLang captures its largest batch first.
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/arena.py``.
 """
 
 from __future__ import annotations

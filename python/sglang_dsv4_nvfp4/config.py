@@ -1,27 +1,27 @@
-"""The environment variables this feature reads, parsed and validated once.
+"""What the environment asks of this feature, parsed and validated once.
 
-In-tree these become fields of ``sglang/srt/environ.py``. Nothing here imports
-torch or sglang: the plugin asks :func:`kv_cache_format` in every SGLang process,
-and almost always the answer is ``fp8``.
+Nothing here imports torch: every SGLang process asks :func:`kv_cache_format`.
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/config.py``.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-import os
 from typing import TypeVar
+
+from sglang_dsv4_nvfp4.environ import envs
 
 _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
-KV_CACHE_FORMAT_ENV = "SGLANG_SM120_KV_CACHE_FORMAT"
-# SGLang's own variable; the NVFP4 branch follows it.
-FLASHMLA_BACKEND_ENV = "SGLANG_SM120_FLASHMLA_BACKEND"
-KERNEL_ENV = "SGLANG_SM120_NVFP4_KERNEL"
-PROFILE_ENV = "SGLANG_SM120_NVFP4_PROFILE"
-CHECK_INDICES_ENV = "SGLANG_SM120_NVFP4_CHECK_INDICES"
-STORE_MODE_ENV = "SGLANG_SM120_NVFP4_STORE"
-SCALE_RULE_ENV = "SGLANG_SM120_NVFP4_SCALE_RULE"
+KV_CACHE_FORMAT_ENV = envs.SGLANG_SM120_KV_CACHE_FORMAT.name
+FLASHMLA_BACKEND_ENV = envs.SGLANG_SM120_FLASHMLA_BACKEND.name
+KERNEL_ENV = envs.SGLANG_SM120_NVFP4_KERNEL.name
+PROFILE_ENV = envs.SGLANG_SM120_NVFP4_PROFILE.name
+CHECK_INDICES_ENV = envs.SGLANG_SM120_NVFP4_CHECK_INDICES.name
+STORE_MODE_ENV = envs.SGLANG_SM120_NVFP4_STORE.name
+SCALE_RULE_ENV = envs.SGLANG_SM120_NVFP4_SCALE_RULE.name
 
 
 class KVCacheFormat(enum.StrEnum):
@@ -40,7 +40,7 @@ class ScaleRule(enum.StrEnum):
 
 
 # With fewer heads a rank than this, FlashInfer's "sparse" prefill kernel was slower than
-# reading FP8 (benchmark/original_patch).
+# reading FP8, on 4 x RTX PRO 6000.
 FULL_HEADS = 64
 
 
@@ -82,7 +82,8 @@ def kv_cache_format() -> KVCacheFormat:
     Raises:
         ValueError: ``SGLANG_SM120_KV_CACHE_FORMAT`` names no known format.
     """
-    return _read(KV_CACHE_FORMAT_ENV, KVCacheFormat.FP8)
+    value = envs.SGLANG_SM120_KV_CACHE_FORMAT.get()
+    return _parse(KV_CACHE_FORMAT_ENV, value, KVCacheFormat.FP8)
 
 
 def kernel() -> Kernel:
@@ -94,14 +95,20 @@ def kernel() -> Kernel:
     Raises:
         ValueError: one of them has a value that is unknown.
     """
-    if os.environ.get(KERNEL_ENV, "").strip():
-        return _read(KERNEL_ENV, Kernel.AUTO)
-    return _KERNEL_OF_BACKEND[_read(FLASHMLA_BACKEND_ENV, _FlashMLABackend.FLASHINFER)]
+    value = envs.SGLANG_SM120_NVFP4_KERNEL.get()
+    if value.strip():
+        return _parse(KERNEL_ENV, value, Kernel.AUTO)
+    backend = _parse(
+        FLASHMLA_BACKEND_ENV,
+        envs.SGLANG_SM120_FLASHMLA_BACKEND.get(),
+        _FlashMLABackend.FLASHINFER,
+    )
+    return _KERNEL_OF_BACKEND[backend]
 
 
 def profile_path() -> str | None:
     """Where the measured kernel profile is asked to be; None for the usual place."""
-    return os.environ.get(PROFILE_ENV, "").strip() or None
+    return envs.SGLANG_SM120_NVFP4_PROFILE.get().strip() or None
 
 
 def checks_indices() -> bool:
@@ -110,7 +117,8 @@ def checks_indices() -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    return _read(CHECK_INDICES_ENV, _Flag.OFF) is _Flag.ON
+    value = envs.SGLANG_SM120_NVFP4_CHECK_INDICES.get()
+    return _parse(CHECK_INDICES_ENV, value, _Flag.OFF) is _Flag.ON
 
 
 def store_mode() -> StoreMode:
@@ -119,7 +127,8 @@ def store_mode() -> StoreMode:
     Raises:
         ValueError: ``SGLANG_SM120_NVFP4_STORE`` names no known mode.
     """
-    return _read(STORE_MODE_ENV, StoreMode.FUSED)
+    value = envs.SGLANG_SM120_NVFP4_STORE.get()
+    return _parse(STORE_MODE_ENV, value, StoreMode.FUSED)
 
 
 def scale_rule() -> ScaleRule:
@@ -128,11 +137,18 @@ def scale_rule() -> ScaleRule:
     Raises:
         ValueError: ``SGLANG_SM120_NVFP4_SCALE_RULE`` names no known rule.
     """
-    return _read(SCALE_RULE_ENV, ScaleRule.AMAX6)
+    value = envs.SGLANG_SM120_NVFP4_SCALE_RULE.get()
+    return _parse(SCALE_RULE_ENV, value, ScaleRule.AMAX6)
 
 
-def _read(variable: str, default: _Choice) -> _Choice:
-    return _parse(variable, os.environ.get(variable, ""), default)
+def check_variables() -> None:
+    """Refuse a value of any variable above that is unknown, before it is needed.
+
+    Raises:
+        ValueError: naming the variable, its value and what is known.
+    """
+    for read in (kv_cache_format, kernel, checks_indices, store_mode, scale_rule):
+        read()
 
 
 @functools.cache

@@ -9,9 +9,10 @@ A page of P tokens is P data rows, then P scale rows, and nothing pads it::
                (224 B), then 64 RoPE values as BF16 bits (128 B)
     scale row: 28 E4M3 scales, one per 16 NoPE values, then 4 zero bytes
 
-No other module writes these numbers. In-tree this is a member of ``KVLayout`` in
-``sglang/kernels/ops/attention/dsv4/kv_layout.py``. The format is FlashInfer's
+No other module writes these numbers. The format is FlashInfer's
 (``flashinfer/attention/sparse_mla_sm120/model/dsv4_nvfp4_layout.cuh``, 0.7.2).
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/layout.py``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The entry point that SGLang's ``load_plugins()`` calls in each of its processes.
 
-In-tree this module disappears: its decision becomes an ``if`` at each seam.
+Not in-tree: its decision becomes an ``if`` at each seam.
 """
 
 from __future__ import annotations
 
 import logging
 
-from sglang_dsv4_nvfp4.config import KVCacheFormat, kv_cache_format
+from sglang_dsv4_nvfp4.config import KVCacheFormat, check_variables, kv_cache_format
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +21,26 @@ def register() -> None:
             would come up in FP8.
     """
     try:
-        if kv_cache_format() is not KVCacheFormat.NVFP4:
-            return
-        from sglang_dsv4_nvfp4 import platform, seams
-
-        platform.require_nvfp4_support()
-        seams.register()
+        if kv_cache_format() is KVCacheFormat.NVFP4:
+            _hook_sglang()
     except Exception as error:
         logger.debug("NVFP4 cannot be served", exc_info=True)
         message = " ".join(str(error).split()) or type(error).__name__
         raise SystemExit(f"sglang-dsv4-nvfp4: {message}") from None
+
+
+def _hook_sglang() -> None:
+    """
+    Raises:
+        ValueError: the device is not served, or a variable asks for what is not there.
+        RuntimeError: the installed FlashInfer or SGLang does not fit.
+    """
+    from sglang_dsv4_nvfp4 import flashinfer_contract, kv_gate, seams
+
+    # Refuses another device.
+    kv_gate.is_nvfp4_kv_cache()
+    check_variables()
+    problems = flashinfer_contract.flashinfer_problems()
+    if problems:
+        raise RuntimeError("; ".join(problems))
+    seams.register()

@@ -16,8 +16,9 @@ group whose largest values fill the gap is better off with 4 as its top).
 FlashInfer's ``nvfp4_quantize_append_sparse_mla_cache`` (0.7.2,
 ``sparse_mla_sm120/compute/nvfp4_quantization.cuh``) has the same rule. It is compiled
 with fast math, which changes no byte: the scales come out alike, and the approximate
-reciprocal is exact for all 126 of them (``test/gpu/test_quantize_device.py``). In-tree
-this joins ``sglang/kernels/ops/kvcache/`` beside ``nvfp4_store_kv_index.py``.
+reciprocal is exact for all 126 of them.
+
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/quantize.py``.
 """
 
 from __future__ import annotations

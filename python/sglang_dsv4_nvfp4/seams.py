@@ -1,42 +1,57 @@
-"""Every place where SGLang is hooked: one table.
+"""Every place where SGLang is touched: one table, for both forms of this feature.
 
-SGLang's official plugin system does the patching (``HookRegistry``); this module
-says what is patched, checks before anything is hooked that each target is still the
-one we were written against (``surface.py``), and can tell afterwards whether our hooks
-are in force. In-tree each seam becomes an ``if`` or a call at its target. One thing is
-not hooked but registered: the KV canary's adapter, for which SGLang has a registry.
+As a plugin: SGLang's official plugin system does the patching (``HookRegistry``); this
+module checks before anything is hooked that each target is still the one we were written
+against (``surface.py``), and can tell afterwards whether our hooks are in force. In-tree
+(``intree/``): each seam is a statement at its site.
+
+Not in-tree: the sites are.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_dsv4_nvfp4 import signatures, surface
-from sglang_dsv4_nvfp4.platform import distribution_version
+from sglang_dsv4_nvfp4.machine import distribution_version
 
 
 class Kind(enum.Enum):
-    """How we meet a target; all but the first are values of SGLang's ``HookType``.
+    """How a target is met: as a plugin, and in-tree.
 
-    SUBCLASS: not patched; one of our classes derives from it.
+    SUBCLASS: one of our classes derives from it. In-tree: nothing at the target.
+    REPLACE: our subclass takes its place. In-tree: ``if``, where ``site`` names it.
+    AROUND: a guard before it. In-tree: at its head.
+    AFTER: a check when SGLang starts. In-tree: at its end.
+    REGISTER: it registers ours, by the class that REPLACE puts in place of SGLang's.
+        In-tree: an entry of ``site``, a dictionary by class.
     """
 
     SUBCLASS = "subclass"
     REPLACE = "replace"
     AROUND = "around"
     AFTER = "after"
+    REGISTER = "register"
+
+    @property
+    def is_hook(self) -> bool:
+        """Whether SGLang's ``HookType`` has a member of this value."""
+        return self in (Kind.REPLACE, Kind.AROUND, Kind.AFTER)
 
 
 @dataclass(frozen=True)
 class Seam:
     """One target in SGLang.
 
-    hook: ``module:name`` in this package, imported only when NVFP4 is on.
+    hook: ``module:name`` in this package, imported only when NVFP4 is on; for AROUND and
+        AFTER one of ``guards.py``.
     purpose: what ours does, for ``doctor``.
+    site: where the in-tree form stands, if not at the target itself.
     calls: for a class, its methods that ours calls and does not override.
     leaves: for a class, its methods that write a cache and that ours does not override.
     """
@@ -45,6 +60,7 @@ class Seam:
     kind: Kind
     hook: str
     purpose: str
+    site: str = ""
     calls: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
 
@@ -52,6 +68,7 @@ class Seam:
 _SRT = "sglang.srt"
 _OPS = "sglang.kernels.ops.attention"
 _POOLS = f"{_SRT}.mem_cache.deepseek_v4_memory_pool"
+_CANARY = f"{_SRT}.kv_canary.pool_patcher.api"
 TOKEN_TO_KV_POOL = f"{_POOLS}.DeepSeekV4TokenToKVPool"
 ATTENTION = f"{_OPS}.flash_mla_sm120.flash_mla_with_kvcache_sm120"
 
@@ -69,6 +86,8 @@ SEAMS: tuple[Seam, ...] = (
         Kind.REPLACE,
         "mem_cache.token_to_kv_pool:DeepSeekV4NVFP4TokenToKVPool",
         "NVFP4 pages, their setters and getters",
+        site=f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+        "_build_dsv4_kv_pool",
         calls=("_swa_local_layer_id",),
         leaves=(
             # These hand rows to a single cache's setters, which are ours.
@@ -87,97 +106,47 @@ SEAMS: tuple[Seam, ...] = (
         f"{_SRT}.model_executor.pool_configurator.DSV4PoolConfigurator."
         "_get_paged_kv_bytes_per_token",
         Kind.AROUND,
-        "seams:count_paged_kv_bytes",
+        "guards:count_paged_kv_bytes",
         "384 bytes a latent slot, no page padding",
     ),
     Seam(
         ATTENTION,
         Kind.AROUND,
-        "seams:attend",
+        "guards:attend",
         "attention over NVFP4 pages",
     ),
     Seam(
         f"{_OPS}.dsv4.compress.compress_norm_rope_store",
         Kind.AROUND,
-        "seams:store_compressed",
+        "guards:store_compressed",
         "the c4 and c128 stores; the indexer's passes through",
     ),
     Seam(
         f"{_SRT}.mem_cache.hybrid_cache.hybrid_cache_controller."
         "HybridCacheController.attach_storage_backend",
         Kind.AROUND,
-        "seams:attach_storage",
+        "guards:attach_storage",
         "names the format in the keys of HiCache's storage",
     ),
     Seam(
         f"{_SRT}.arg_groups.deepseek_v4_hook.apply_deepseek_v4_defaults",
         Kind.AFTER,
-        "seams:check_server_args",
+        "guards:check_server_args",
         "refuse options that NVFP4 cannot serve",
+    ),
+    Seam(
+        f"{_CANARY}.register_pool_attacher",
+        Kind.REGISTER,
+        "mem_cache.canary:attach_dsv4_nvfp4",
+        "the KV canary over NVFP4 pages of the window",
+        site=f"{_CANARY}._POOL_ATTACHERS",
     ),
 )
 
-_HOOKED = tuple(seam for seam in SEAMS if seam.kind is not Kind.SUBCLASS)
+_HOOKED = tuple(seam for seam in SEAMS if seam.kind.is_hook)
 
 # What each target was before it was hooked, by target.
 _stock: dict[str, Any] = {}
-
-
-def count_paged_kv_bytes(original: Callable, configurator: Any, *args, **kwargs):
-    from sglang_dsv4_nvfp4.mem_cache.budget import paged_kv_bytes_per_token
-    from sglang_dsv4_nvfp4.platform import is_nvfp4_kv_cache
-
-    if not is_nvfp4_kv_cache():
-        return original(configurator, *args, **kwargs)
-    return paged_kv_bytes_per_token()
-
-
-def attend(original: Callable, **kwargs):
-    from sglang_dsv4_nvfp4.attention.dispatch import flash_mla_with_nvfp4_kvcache
-    from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN
-
-    # SGLang's kernels tell a cache's format by this dimension too.
-    if kwargs["k_cache"].shape[-1] != BYTES_PER_TOKEN:
-        return original(**kwargs)
-    return flash_mla_with_nvfp4_kvcache(**kwargs)
-
-
-def store_compressed(original: Callable, kv, plan, **kwargs):
-    from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT, kernel_view
-    from sglang_dsv4_nvfp4.store.dispatch import store_compressed_rows
-
-    # The layout is the pool's: the indexer's store keeps SGLang's own.
-    if kwargs.get("layout") is not NVFP4_KV_LAYOUT:
-        return original(kv, plan, **kwargs)
-    wanted = ("norm_weight", "norm_eps", "freq_cis", "out_loc")
-    store_compressed_rows(
-        kv,
-        plan,
-        **{name: kwargs[name] for name in wanted},
-        cache=kernel_view(kwargs["kvcache"], kwargs["page_size"]),
-    )
-
-
-def attach_storage(
-    original: Callable, controller: Any, storage_backend, *args, **kwargs
-):
-    from sglang_dsv4_nvfp4.mem_cache.storage import tag_storage_keys
-
-    tag_storage_keys(
-        controller.mem_pool_device, controller.storage_host_pool, storage_backend
-    )
-    return original(controller, storage_backend, *args, **kwargs)
-
-
-def check_server_args(result: None, server_args, *args, **kwargs) -> None:
-    from sglang_dsv4_nvfp4 import unsupported
-
-    require_installed()
-    try:
-        unsupported.check_server_args(server_args)
-    except ValueError as error:
-        # One line, like every other refusal at startup.
-        raise SystemExit(f"sglang-dsv4-nvfp4: {error}") from None
 
 
 def sglang_version() -> str:
@@ -220,21 +189,18 @@ def register() -> None:
         )
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for seam in _HOOKED:
-        _stock[seam.target] = signatures.resolve(seam.target)
-        HookRegistry.register(seam.target, _hook(seam), HookType(seam.kind.value))
-    _register_canary()
+    for seam in SEAMS:
+        if seam.kind.is_hook:
+            _stock[seam.target] = signatures.resolve(seam.target)
+            HookRegistry.register(seam.target, _hook(seam), HookType(seam.kind.value))
+        elif seam.kind is Kind.REGISTER:
+            signatures.resolve(seam.target)(replacement(), _hook(seam))
 
 
-def _register_canary() -> None:
-    from sglang.srt.kv_canary.pool_patcher.api import register_pool_attacher
-
-    from sglang_dsv4_nvfp4.mem_cache import canary
-    from sglang_dsv4_nvfp4.mem_cache.token_to_kv_pool import (
-        DeepSeekV4NVFP4TokenToKVPool,
-    )
-
-    register_pool_attacher(DeepSeekV4NVFP4TokenToKVPool, canary.attach)
+def replacement() -> type:
+    """Our class in the place of SGLang's pool of all layers."""
+    (seam,) = (seam for seam in SEAMS if seam.kind is Kind.REPLACE)
+    return _hook(seam)
 
 
 def is_registered() -> bool:
@@ -283,9 +249,26 @@ def _is_in_force(seam: Seam) -> bool:
     return False
 
 
+@functools.cache
 def _hook(seam: Seam) -> Any:
     module, name = seam.hook.split(":")
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    hook = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    return _checked_startup(hook) if seam.kind is Kind.AFTER else hook
+
+
+def _checked_startup(check: Callable) -> Callable:
+    """``check``, once the hooks are known to be in force; one line where it refuses."""
+
+    @functools.wraps(check)
+    def run(*args, **kwargs) -> None:
+        require_installed()
+        try:
+            check(*args, **kwargs)
+        except ValueError as error:
+            # Like every other refusal at startup.
+            raise SystemExit(f"sglang-dsv4-nvfp4: {error}") from None
+
+    return run
 
 
 def _problem(seam: Seam) -> str | None:

@@ -2,6 +2,8 @@
 
 Both SGLang's seams and FlashInfer's entry points are held to a signature that is
 written down as text: parameter names, their kinds, and which have a default.
+
+Not in-tree: what is in one tree changes together.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 ``sglang_surface.json`` holds for each target what it takes; for a class that ours
 derives from also the methods that ours overrides or calls, and all that write a cache.
 It is made, not written, by ``make surface`` in a checkout; what then differs is what to
-look at before another SGLang is served. In-tree there is no such record.
+look at before another SGLang is served.
+
+Not in-tree: what is in one tree changes together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What is refused together with NVFP4, by name and before memory is allocated.
 
-In-tree :func:`check_server_args` is a few lines at the end of
-``apply_deepseek_v4_defaults`` in ``sglang/srt/arg_groups/deepseek_v4_hook.py``.
+In-tree: ``sglang/srt/arg_groups/deepseek_v4_nvfp4.py``.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def refuse_features(
     )
 
 
-def check_server_args(server_args: ServerArgs) -> None:
+def check_nvfp4_server_args(server_args: ServerArgs) -> None:
     """Refuse the server options that NVFP4 cannot serve; warn of the slow one.
 
     Raises:
@@ -109,7 +108,8 @@ def check_server_args(server_args: ServerArgs) -> None:
             f"--speculative-draft-kv-cache-dtype {cfg.speculative_draft_kv_cache_dtype}",
             cfg.speculative_draft_kv_cache_dtype not in (None, "fp8_e4m3"),
         ),
-        # Ray's scheduler actors load no plugins: they would serve in FP8.
+        # Ray's actors get neither plugins nor this process's environment: they would
+        # serve in FP8.
         ("--use-ray", cfg.use_ray),
         # Pages striped over ranks: no NVFP4 kernel reads a stripe.
         (f"--dcp-size {cfg.dcp_size}", cfg.dcp_size > 1),
@@ -117,7 +117,7 @@ def check_server_args(server_args: ServerArgs) -> None:
         # What these find stored pages by does not name the pages' format.
         ("--enable-lmcache", cfg.enable_lmcache),
         ("--enable-flexkv", cfg.enable_flexkv),
-        # Nor is it known of a cache that another plugin brings.
+        # Nor is it known of a cache that a plugin brings.
         (
             f"--radix-cache-backend {cfg.radix_cache_backend}",
             cfg.radix_cache_backend is not None,

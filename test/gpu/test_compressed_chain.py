@@ -9,7 +9,7 @@ from support.attention_kit import KitPool, format_scope, rounded
 from support.compressed_chain import EPS, Request, Server
 from support.references import attention_reference, norm_rope_reference
 
-from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.cli import pools
 from sglang_dsv4_nvfp4.config import KERNEL_ENV, Kernel, KVCacheFormat
 from sglang_dsv4_nvfp4.layout import kernel_view
 from sglang_dsv4_nvfp4.quantize import dequantize
@@ -31,7 +31,7 @@ def pool_class(request, device, monkeypatch):
     monkeypatch.setenv(KERNEL_ENV, Kernel.TRITON)
     is_nvfp4 = request.param is KVCacheFormat.NVFP4
     with format_scope(monkeypatch, request.param):
-        yield KitPool if is_nvfp4 else seams.stock(seams.TOKEN_TO_KV_POOL)
+        yield KitPool if is_nvfp4 else pools.pool_class(request.param)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sglang.srt.layers.attention import deepseek_v4_backend
 from sglang.srt.runtime_context import get_context
 from sglang.test.kits.attention_unittest.attention_methods import dsv4_attention as kit
 
-from sglang_dsv4_nvfp4 import seams
+from sglang_dsv4_nvfp4.cli.pools import pool_class
 from sglang_dsv4_nvfp4.config import KVCacheFormat
 from sglang_dsv4_nvfp4.mem_cache.token_to_kv_pool import DeepSeekV4NVFP4TokenToKVPool
 from sglang_dsv4_nvfp4.quantize import dequantize_rows, quantize_rows
@@ -77,7 +77,7 @@ def format_scope(monkeypatch, kv_format: KVCacheFormat) -> Iterator[None]:
 
 
 def _use_format(monkeypatch, kv_format: KVCacheFormat) -> None:
-    stock_pool = seams.stock(seams.TOKEN_TO_KV_POOL)
+    stock_pool = pool_class(KVCacheFormat.FP8)
     # What the backend asserts its pool to be; ours is a subclass.
     monkeypatch.setattr(deepseek_v4_backend, "DeepSeekV4TokenToKVPool", stock_pool)
     monkeypatch.setattr(kit, "DeepSeekV4TokenToKVPool", stock_pool)

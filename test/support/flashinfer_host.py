@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.cuda_toolkit import cuda_package
 
-from sglang_dsv4_nvfp4.platform import cache_root
+from sglang_dsv4_nvfp4.machine import cache_root
 
 # RTX PRO 6000 Blackwell: 188 SMs, and 99 KB of shared memory that a block may use.
 SM_COUNT = 188

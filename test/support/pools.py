@@ -5,19 +5,16 @@ from unittest import mock
 
 import torch
 
-from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli import pools
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
 from sglang_dsv4_nvfp4.cli.sandbox import kv_cache_format_scope
-from sglang_dsv4_nvfp4.config import KVCacheFormat
+from sglang_dsv4_nvfp4.config import KVCacheFormat, kv_cache_format
 
 
 def build_pool(device, compression_ratios=(0, 4, 128), num_pages=3, **changes):
-    """The pool class that SGLang's own module names, with ``num_pages`` usable pages."""
-    from sglang.srt.mem_cache import deepseek_v4_memory_pool
-
+    """The pool that SGLang builds here and now, with ``num_pages`` usable pages."""
     return pools.build_pool(
-        deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool,
+        pools.pool_class(kv_cache_format()),
         device=device,
         compression_ratios=compression_ratios,
         num_slots=(num_pages + 1) * PAGE_SIZE,
@@ -27,10 +24,10 @@ def build_pool(device, compression_ratios=(0, 4, 128), num_pages=3, **changes):
 
 @contextmanager
 def fp8():
-    """SGLang as it is without this package: its own pools, and FP8 asked for."""
+    """SGLang as it is without this feature: its own pools, and FP8 asked for."""
     from sglang.srt.mem_cache import deepseek_v4_memory_pool
 
-    stock = seams.stock(seams.TOKEN_TO_KV_POOL)
+    stock = pools.pool_class(KVCacheFormat.FP8)
     with (
         kv_cache_format_scope(KVCacheFormat.FP8),
         mock.patch.object(deepseek_v4_memory_pool, "DeepSeekV4TokenToKVPool", stock),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
-from sglang_dsv4_nvfp4.platform import distribution_version
+from sglang_dsv4_nvfp4.machine import distribution_version
 
 # One process, in every group that SGLang asks about.
 ALONE = dict(

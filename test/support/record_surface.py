@@ -3,7 +3,7 @@
 import json
 
 from sglang_dsv4_nvfp4 import seams, surface
-from sglang_dsv4_nvfp4.platform import distribution_version
+from sglang_dsv4_nvfp4.machine import distribution_version
 
 
 def record():

@@ -1,4 +1,4 @@
 """Reading NVFP4 pages: dispatch, planner, and the backends.
 
-In-tree this joins ``sglang/kernels/ops/attention/`` beside ``flash_mla_sm120.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/__init__.py``.
 """

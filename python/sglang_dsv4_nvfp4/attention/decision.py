@@ -1,6 +1,6 @@
 """What serves one class of shapes: kernel, phase and launch parameters.
 
-In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/decision.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The NVFP4 branch of ``flash_mla_with_kvcache_sm120``.
 
-In-tree: a branch at the head of that function, in
-``sglang/kernels/ops/attention/flash_mla_sm120.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/dispatch.py``.
 """
 
 from __future__ import annotations

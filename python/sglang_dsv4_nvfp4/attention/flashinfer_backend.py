@@ -5,13 +5,14 @@ prefill, for main top-k 128 and 512 and a few page sizes. "cake" take any page s
 any top-k, and have a prefill kernel per head count. FlashInfer's wrapper class would
 call both, but it grows scratch in place and keeps one LSE buffer per distinct shape for
 ever; a captured graph needs memory that stays, and a server needs memory that is bounded.
-So scratch, LSE and decisions are ours. In-tree: part of
-``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+So scratch, LSE and decisions are ours.
 
-Both families count the sink in their LSE, unlike this package's other backends.
+Both families count the sink in their LSE, unlike the other backends.
 
-Nobody on this project has an SM120 card: what holds this module are the contract
-tests against the installed FlashInfer, and its users.
+Its authors have no SM120 card: what holds this module are contract tests against the
+installed FlashInfer, and its users.
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/flashinfer_backend.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sglang_dsv4_nvfp4.attention.decision import (
 )
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.platform import sm_count
+from sglang_dsv4_nvfp4.machine import sm_count
 
 # Candidates that one chunk of either family covers.
 CHUNK_WIDTH = 64

@@ -1,6 +1,6 @@
 """One sparse-MLA call over NVFP4 pages, in the shapes that the backends take.
 
-In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/inputs.py``.
 """
 
 from __future__ import annotations

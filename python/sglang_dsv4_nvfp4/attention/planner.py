@@ -1,6 +1,6 @@
 """Decisions, made once: no kernel changes in the middle of a run.
 
-In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/planner.py``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Which kernel a shape gets: the measured one, else the one known to be good.
 
-Known, for want of an SM120 of our own, are FlashInfer's documentation and the figures of
-the in-tree patch that this project began as (benchmark/original_patch): FlashInfer's
-"sparse" prefill kernel beats FP8 by 24 to 36 % at 64 heads a rank, and loses to it by 33 %
-at 16 and by 2 to 8 % at 32. "cake" has a prefill kernel per head count. Nothing is known of
+Known are FlashInfer's documentation and what the feature's first author measured on
+4 x RTX PRO 6000: FlashInfer's "sparse" prefill kernel beats FP8 by 24 to 36 % at 64 heads
+a rank, and loses to it by 33 % at 16 and by 2 to 8 % at 32. "cake" has a prefill kernel per head count. Nothing is known of
 decode that would speak against "sparse"; nor of the Triton kernels on an SM120, so that
 "sparse" comes before them even where it is known to be slow.
 
-In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/policy.py``.
 """
 
 from __future__ import annotations

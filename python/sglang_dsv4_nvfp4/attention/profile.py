@@ -9,6 +9,8 @@ A profile is one JSON file a device::
 ``us`` is the median of CUDA-graph replays, ``spread_us`` the distance between the
 quartiles; both are null where the kernel failed. Outside of SGLang's tree; in-tree it
 would lie beside the kernel configurations in ``sglang/srt/layers/``.
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/profile.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.config import PROFILE_ENV, Kernel, profile_path
-from sglang_dsv4_nvfp4.platform import cache_root, device_name, device_slug, versions
+from sglang_dsv4_nvfp4.machine import cache_root, device_name, device_slug, versions
 
 logger = logging.getLogger(__name__)
 

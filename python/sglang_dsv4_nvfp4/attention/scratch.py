@@ -1,6 +1,6 @@
 """Scratch of the attention kernels: partial results and LSEs.
 
-In-tree: part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/scratch.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sparse MLA in plain PyTorch: the reference of every other backend.
 
-Any device, slow, and bounded in memory: queries are taken a few at a time. In-tree:
-part of ``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+Any device, slow, and bounded in memory: queries are taken a few at a time.
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/torch_backend.py``.
 """
 
 from __future__ import annotations

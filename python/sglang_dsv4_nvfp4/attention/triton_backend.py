@@ -1,8 +1,9 @@
-"""Sparse MLA by this package's Triton kernels, on any NVIDIA GPU.
+"""Sparse MLA by Triton kernels, on any NVIDIA GPU.
 
 On Hopper the warp-specialized kernel, elsewhere the portable one; on a machine without a
-GPU the portable one runs in Triton's interpreter. In-tree: part of
-``sglang/kernels/ops/attention/flash_mla_sm120_nvfp4.py``.
+GPU the portable one runs in Triton's interpreter.
+
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/triton_backend.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, SparseMLAInputs
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.kernels import nvfp4_mla
-from sglang_dsv4_nvfp4.platform import sm_count
+from sglang_dsv4_nvfp4.machine import sm_count
 
 # Partial results that the merge weighs; past this many, merging costs more than
 # splitting saves.
@@ -41,8 +42,8 @@ class Launch(NamedTuple):
     num_warps: int
 
 
-# Measured on an H200 with the kernel's instructions for sm_80 and later
-# (benchmark/attention): the most heads a block that fit an SM120's 99 KB of shared
+# Measured on an H200 with the kernel's instructions for sm_80 and later: the most heads
+# a block that fit an SM120's 99 KB of shared
 # memory and its registers. Tensor cores want 16 heads at least.
 _LAUNCH_FEW_HEADS = Launch(block_heads=16, block_candidates=32, num_warps=4)
 _LAUNCH_MANY_HEADS = Launch(block_heads=32, block_candidates=32, num_warps=4)

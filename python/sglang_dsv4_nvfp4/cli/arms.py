@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from sglang_dsv4_nvfp4 import seams
-from sglang_dsv4_nvfp4.cli.pools import build_pool
+from sglang_dsv4_nvfp4.cli.pools import build_pool, pool_class
 from sglang_dsv4_nvfp4.cli.workload import NORM_EPS, Candidates, Step, Workload
+from sglang_dsv4_nvfp4.config import KVCacheFormat
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, NOPE_DIM
 from sglang_dsv4_nvfp4.store.compress_plan import PLAN_ROW_BYTES
 
@@ -23,10 +23,12 @@ _FP8_MAX = 448.0
 class Arm(ABC):
     """One format: a pool for one layer per compress ratio of the workload."""
 
-    def __init__(self, pool_cls: type, workload: Workload) -> None:
+    kv_format: KVCacheFormat
+
+    def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.pool = build_pool(
-            pool_cls,
+            pool_class(self.kv_format),
             device=workload.device,
             compression_ratios=workload.compress_ratios,
             num_slots=workload.num_slots,
@@ -92,8 +94,7 @@ class Arm(ABC):
 class FP8Arm(Arm):
     """SGLang's stock pool. Its fused stores are CUDA; elsewhere, the packed ones."""
 
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(seams.stock(seams.TOKEN_TO_KV_POOL), workload)
+    kv_format = KVCacheFormat.FP8
 
     def write_window(self, layer: int, step: Step) -> None:
         rows = self.workload.window_rows(layer, step)
@@ -118,10 +119,7 @@ class FP8Arm(Arm):
 class NVFP4Arm(Arm):
     """This package's pool, through each of the ways that SGLang writes it."""
 
-    def __init__(self, workload: Workload) -> None:
-        from sglang.srt.mem_cache import deepseek_v4_memory_pool
-
-        super().__init__(deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool, workload)
+    kv_format = KVCacheFormat.NVFP4
 
     def write_window(self, layer: int, step: Step) -> None:
         slots = step.slot.int()

@@ -42,7 +42,7 @@ def compare(device: str) -> dict:
     from sglang_dsv4_nvfp4.cli.arms import FP8Arm, NVFP4Arm
     from sglang_dsv4_nvfp4.cli.models import V4_FLASH, capacity_in_budget
     from sglang_dsv4_nvfp4.cli.workload import Workload
-    from sglang_dsv4_nvfp4.platform import describe_device, versions
+    from sglang_dsv4_nvfp4.machine import describe_device, versions
 
     workload = Workload(
         prompt_lens=PROMPT_LENS,

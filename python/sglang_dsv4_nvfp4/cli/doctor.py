@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from sglang_dsv4_nvfp4 import platform, seams
+from sglang_dsv4_nvfp4 import flashinfer_contract, kv_gate, machine, seams
 from sglang_dsv4_nvfp4.attention import profile
 from sglang_dsv4_nvfp4.attention.planner import Planner
 from sglang_dsv4_nvfp4.cli.models import V4_FLASH
@@ -73,8 +73,8 @@ def examine() -> dict:
     is_well = all(check.ok for check in checks)
     return {
         "ok": is_well,
-        "versions": platform.versions(),
-        "device": platform.describe_device(),
+        "versions": machine.versions(),
+        "device": machine.describe_device(),
         "requested_format": os.environ.get(KV_CACHE_FORMAT_ENV),
         "checks": [asdict(check) for check in checks],
         "decisions": _decisions() if is_well else [],
@@ -134,11 +134,13 @@ def _seams_fit() -> list[Check]:
 
 
 def _flashinfer_fits() -> Check:
-    problems = platform.flashinfer_problems()
+    problems = flashinfer_contract.flashinfer_problems()
     if problems:
         return Check("flashinfer", False, "; ".join(problems), "as said there")
     return Check(
-        "flashinfer", True, f"{len(platform.FLASHINFER_ENTRY_POINTS)} entry points fit"
+        "flashinfer",
+        True,
+        f"{len(flashinfer_contract.FLASHINFER_ENTRY_POINTS)} entry points fit",
     )
 
 
@@ -157,8 +159,8 @@ def _kernel_serves() -> Check:
 def _device_serves() -> Check:
     def detail() -> str:
         with kv_cache_format_scope(KVCacheFormat.NVFP4):
-            platform.is_nvfp4_kv_cache()
-        return f"{platform.describe_device()} serves NVFP4"
+            kv_gate.is_nvfp4_kv_cache()
+        return f"{machine.describe_device()} serves NVFP4"
 
     return _attempt("device", detail, "serve in FP8 here, or in NVFP4 on an SM120 GPU")
 

@@ -1,4 +1,4 @@
-"""SGLang's all-layers pool, built as its configurator builds it."""
+"""SGLang's all-layers pools, built as its configurator builds them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
+from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli.models import PAGE_SIZE
+from sglang_dsv4_nvfp4.config import KVCacheFormat
 from sglang_dsv4_nvfp4.layout import NOPE_DIM, ROPE_DIM
+
+
+def pool_class(kv_format: KVCacheFormat) -> type:
+    """The class that SGLang builds for ``kv_format``."""
+    if kv_format is KVCacheFormat.NVFP4:
+        return seams.replacement()
+    return seams.stock(seams.TOKEN_TO_KV_POOL)
 
 
 def build_pool(

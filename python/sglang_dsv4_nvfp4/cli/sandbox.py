@@ -73,3 +73,14 @@ def hooked_sglang(**server_args) -> Iterator[str]:
         override.install()
         stack.callback(override.restore)
         yield device
+
+
+def require_cuda(command: str) -> None:
+    """
+    Raises:
+        ValueError: naming the command, where there is no CUDA device for it.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(f"{command} needs a CUDA device, and there is none here")

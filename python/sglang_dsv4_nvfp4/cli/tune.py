@@ -25,9 +25,10 @@ from sglang_dsv4_nvfp4.attention.inputs import (
     SparseMLAInputs,
 )
 from sglang_dsv4_nvfp4.cli.models import ModelFacts, model_facts
+from sglang_dsv4_nvfp4.cli.sandbox import require_cuda
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.layout import LATENT_DIM, MAX_KERNEL_PAGE_SIZE
-from sglang_dsv4_nvfp4.platform import device_name, require_cuda, versions
+from sglang_dsv4_nvfp4.machine import device_name, versions
 from sglang_dsv4_nvfp4.quantize import quantize_pack
 
 # Dense around 64, where FlashInfer changes kernels and the original patch saw a

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_dsv4_nvfp4 import platform
+from sglang_dsv4_nvfp4 import flashinfer_contract, machine
 from sglang_dsv4_nvfp4.attention import dispatch, torch_backend
 from sglang_dsv4_nvfp4.attention.decision import Decision
 from sglang_dsv4_nvfp4.attention.inputs import (
@@ -30,11 +30,10 @@ from sglang_dsv4_nvfp4.attention.inputs import (
 from sglang_dsv4_nvfp4.cli import flashinfer_rounding, operator_table
 from sglang_dsv4_nvfp4.cli.models import V4_PRO, ModelFacts, model_facts
 from sglang_dsv4_nvfp4.cli.operator_table import Eligible, eligible_on
-from sglang_dsv4_nvfp4.cli.sandbox import environment_scope
+from sglang_dsv4_nvfp4.cli.sandbox import environment_scope, require_cuda
 from sglang_dsv4_nvfp4.cli.tune import Bench, shapes_of
 from sglang_dsv4_nvfp4.config import SCALE_RULE_ENV, Kernel, ScaleRule
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, MAX_KERNEL_PAGE_SIZE
-from sglang_dsv4_nvfp4.platform import require_cuda
 from sglang_dsv4_nvfp4.quantize import quantize_append
 from sglang_dsv4_nvfp4.store.self_check import check_rows
 
@@ -114,8 +113,8 @@ def examine(bench: Bench, model: ModelFacts, eligible: Eligible) -> Iterator[Fin
 
 
 def _environment() -> Iterator[Finding]:
-    problems = platform.flashinfer_problems()
-    count = len(platform.FLASHINFER_ENTRY_POINTS)
+    problems = flashinfer_contract.flashinfer_problems()
+    count = len(flashinfer_contract.FLASHINFER_ENTRY_POINTS)
     if problems:
         # Off SM120 nothing of FlashInfer is called.
         status = FAILED if _is_sm120() else NOT_RUN
@@ -376,16 +375,16 @@ def make_report(
         )
     return {
         "verdict": verdict,
-        "device": platform.describe_device(),
+        "device": machine.describe_device(),
         "date": datetime.date.today().isoformat(),
-        "versions": platform.versions(),
+        "versions": machine.versions(),
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "operator_rows": list(rows),
     }
 
 
 def markdown(report: dict) -> str:
-    versions = platform.versions_text(report["versions"])
+    versions = machine.versions_text(report["versions"])
     lines = [
         "# sglang-dsv4-nvfp4 verify",
         "",

@@ -1,4 +1,4 @@
 """Triton kernels. Nothing in here imports SGLang, and no other folder has kernels.
 
-In-tree these join ``sglang/kernels/ops/kvcache/`` (stores).
+Not in-tree: each kernel lies beside what launches it, as SGLang's do.
 """

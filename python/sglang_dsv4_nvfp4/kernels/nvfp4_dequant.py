@@ -15,7 +15,7 @@ Two things follow, and every kernel that reads these tiles allows for them:
 - A word's columns come in pair order, ``PAIR_ORDER``: 0 4 1 5 2 6 3 7. A product over
   the columns does not care, if queries come in the same order; outputs are put back.
 
-In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_dequant.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/nvfp4_dequant.py``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Arguments that travel together are tuples::
 The 448 NoPE columns are tiles of 256, 128 and 64, the RoPE columns a tile of 64: powers of
 two, and nothing is padded. Online softmax in base 2, FP32 accumulators.
 
-In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_mla.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/nvfp4_mla.py``.
 """
 
 from __future__ import annotations

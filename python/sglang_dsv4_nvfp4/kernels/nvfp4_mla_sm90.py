@@ -13,7 +13,7 @@ serves one query token, 64 of its heads and one part of its candidates, 64 at a 
     shared memory: Q 64 KiB, two tiles of 64 KiB, the stage 24 KiB, P 8 KiB
     (and two rows of biases)
 
-In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_mla_sm90.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/nvfp4_mla_sm90.py``.
 """
 
 from __future__ import annotations

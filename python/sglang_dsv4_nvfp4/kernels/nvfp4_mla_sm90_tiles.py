@@ -15,7 +15,7 @@ Arguments that travel together are tuples::
     caches      (main cache, extra cache, and the bytes of a page of each)
     stage       (seven blocks of groups, RoPE values, scales; for both halves)
 
-In-tree: ``sglang/kernels/ops/attention/dsv4/nvfp4_mla_sm90_tiles.py``.
+In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/nvfp4_mla_sm90_tiles.py``.
 """
 
 from __future__ import annotations

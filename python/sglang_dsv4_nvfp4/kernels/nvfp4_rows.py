@@ -7,7 +7,7 @@ eight values make one 32-bit word of codes without leaving the lane. The RoPE va
 read once more as ``[32, 2]``, a pair a lane: rotating them in the tile would cost every
 lane what four lanes need.
 
-In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4_rows.py``.
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/nvfp4_rows.py``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A program takes one row: 512 values in, BF16 or (the compressor's) FP32, and 384 bytes
 out. See ``nvfp4_rows.py`` for how a row is spread over the lanes of a warp.
 
-In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4_store.py``.
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/nvfp4_store.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The pools that hold NVFP4 pages, what they cost, and what SGLang is told of them.
 
-In-tree the pools join ``sglang/srt/mem_cache/deepseek_v4_memory_pool.py``.
+In-tree: ``sglang/srt/mem_cache/dsv4_nvfp4/__init__.py``.
 """

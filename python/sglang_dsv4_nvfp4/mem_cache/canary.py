@@ -4,7 +4,7 @@ The canary keeps a fingerprint beside each slot and checks it before the slot is
 SGLang's adapter for FP8 leaves the latents' bytes out, since its 584 bytes are no
 multiple of 16, and counts one page of slots too few. NVFP4's parts are multiples of 16.
 
-In-tree: ``attach_dsv4`` in ``sglang/srt/kv_canary/pool_patcher/adapters/dsv4.py``.
+In-tree: ``sglang/srt/kv_canary/pool_patcher/adapters/dsv4_nvfp4.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
 
 
-def attach(
+def attach_dsv4_nvfp4(
     *,
     pool: DeepSeekV4NVFP4TokenToKVPool,
     device: torch.device,

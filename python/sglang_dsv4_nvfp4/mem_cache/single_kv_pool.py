@@ -1,7 +1,6 @@
 """One cache's pages for some layers: the sliding window, c4 or c128.
 
-In-tree this subclass stands beside ``DeepSeekV4UniformFP8KVPool`` in
-``sglang/srt/mem_cache/deepseek_v4_memory_pool.py``.
+In-tree: ``sglang/srt/mem_cache/dsv4_nvfp4/single_kv_pool.py``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A storage backend finds a page by the model's name and the tokens before it. SGLang
 appends a host pool's ``storage_format_tag`` to the name, where there is one.
 
-In-tree: ``build_deepseek_v4_hicache_stack`` in
-``sglang/srt/mem_cache/hybrid_cache/hybrid_pool_assembler.py`` gives its anchor the tag.
+In-tree: ``sglang/srt/mem_cache/dsv4_nvfp4/storage.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
 
-# Those whose keys were found to hold the model's name, in sglang 0.5.23's backends: the
-# file store by running it, the other two by reading them.
+# Those whose keys were found to hold the model's name: the file store by running it, the
+# other two by reading them.
 STORAGE_BACKENDS = ("file", "mooncake", "nixl")
 
 

@@ -1,8 +1,6 @@
 """All layers of a DeepSeek-V4 model (or of its draft) in NVFP4 pages.
 
-In-tree: a subclass beside ``DeepSeekV4TokenToKVPool`` in
-``sglang/srt/mem_cache/deepseek_v4_memory_pool.py``, chosen by
-``KVCacheConfigurator._build_dsv4_kv_pool``.
+In-tree: ``sglang/srt/mem_cache/dsv4_nvfp4/token_to_kv_pool.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from sglang.srt.runtime_context import get_exec, get_memory, get_spec
 from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.config import kernel, scale_rule, store_mode
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, NVFP4KVLayout
+from sglang_dsv4_nvfp4.machine import versions, versions_text
 from sglang_dsv4_nvfp4.mem_cache.single_kv_pool import (
     PACKED_FP8_REFUSAL,
     DeepSeekV4NVFP4SingleKVPool,
 )
-from sglang_dsv4_nvfp4.platform import versions, versions_text
 from sglang_dsv4_nvfp4.store.dispatch import prepare, store_window_rows
 from sglang_dsv4_nvfp4.unsupported import refuse, refuse_features
 

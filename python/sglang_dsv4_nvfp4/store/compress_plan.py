@@ -1,6 +1,6 @@
 """Reading the compressor's plans: which rows count, and where they go.
 
-A plan row is 16 bytes (``sgl_kernel/deepseek_v4/compress.cuh`` in SGLang 0.5.23)::
+A plan row is 16 bytes (``sgl_kernel/deepseek_v4/compress.cuh``)::
 
     decode:   u32 seq_len, i32, i32, i32
     prefill:  u32 seq_len, u16 ragged_id, u16, i32, i32
@@ -8,6 +8,8 @@ A plan row is 16 bytes (``sgl_kernel/deepseek_v4/compress.cuh`` in SGLang 0.5.23
 A decode row counts where its sequence has just filled a group. A prefill row is one
 finished group of the query token ``ragged_id``; padding has every bit of
 ``seq_len`` set.
+
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/compress_plan.py``.
 """
 
 from __future__ import annotations

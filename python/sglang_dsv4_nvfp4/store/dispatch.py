@@ -3,7 +3,7 @@
 ``SGLANG_SM120_NVFP4_STORE`` asks; the fused kernels need a CUDA device, so without
 one the staged stores run, whatever is asked.
 
-In-tree: the head of ``sglang/kernels/ops/kvcache/dsv4_nvfp4_store.py``, the kernels below it.
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/dispatch.py``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def store_compressed_rows(
 
     Args:
         kv: ``[n, 512]`` FP32 or BF16, one row per plan row, un-normed.
-        plan: ``n`` rows; see :mod:`~sglang_dsv4_nvfp4.store.compress_plan`.
+        plan: ``n`` rows; see ``compress_plan.py``.
         norm_weight: ``[512]``.
         freq_cis: ``[max_position, 32]`` complex64.
         out_loc: slots, int32 or int64: one per plan row in decode, one per query

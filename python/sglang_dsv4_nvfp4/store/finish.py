@@ -4,7 +4,7 @@ SGLang's ``compress_norm_rope_store`` does it for window rows as well, by a plan
 groups of one: its ``bf16_store`` rounds once, after the rotation, as the fused FP8
 stores do. (``fused_norm_rope_inplace`` rounds before rotating too.)
 
-In-tree: part of ``sglang/kernels/ops/attention/dsv4/kv_norm_rope_store.py``.
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/finish.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def finish_rows(
 
     Args:
         kv: ``[n, 512]`` FP32 or BF16, one row per plan row.
-        plan: ``n`` rows; see :mod:`~sglang_dsv4_nvfp4.store.compress_plan`.
+        plan: ``n`` rows; see ``compress_plan.py``.
         norm_weight: ``[512]``.
         freq_cis: ``[max_position, 32]`` complex64.
         num_rows: rows of the result: the plan's in decode, one per query token in

@@ -2,6 +2,8 @@
 
 Arguments are those of ``dispatch``. The kernels neither synchronize nor need scratch, so
 CUDA graphs ask for no warm-up beyond their compilation.
+
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/fused.py``.
 """
 
 from __future__ import annotations

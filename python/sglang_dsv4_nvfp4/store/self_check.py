@@ -2,6 +2,8 @@
 
 The kernels convert by an instruction that only some GPUs have, and no test of this
 project has run on those. A server that would store wrong bytes must not come up.
+
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/self_check.py``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 One arena for the process: a buffer per cache kind and power-of-two bucket, never
 moved, so that captured graphs replay. The window, c4 and c128 stores can run on
 different streams, hence a key each.
+
+In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/staging.py``.
 """
 
 from __future__ import annotations

@@ -27,14 +27,20 @@ def torch_is_asked_for(monkeypatch):
     monkeypatch.setenv("SGLANG_SM120_FLASHMLA_BACKEND", "torch")
 
 
-def test_a_cache_of_another_width_is_sglangs(device):
-    from sglang_dsv4_nvfp4 import seams
+def test_a_cache_of_another_width_is_sglangs(device, monkeypatch):
+    from sglang.kernels.ops.attention import flash_mla_sm120
 
-    fp8 = torch.zeros(2, 64, 1, 584, dtype=torch.uint8)
-    kwargs = arguments(k_cache=fp8)
     calls = []
-    result = seams.attend(lambda **given: calls.append(given) or "theirs", **kwargs)
-    assert result == "theirs" and calls == [kwargs]
+    monkeypatch.setattr(flash_mla_sm120, "_sm120_default_backend", "torch")
+    monkeypatch.setattr(
+        flash_mla_sm120,
+        "_sm120_sparse_decode_fwd",
+        lambda q, k_cache, *others: (calls.append(k_cache), "their LSE"),
+    )
+    fp8 = torch.zeros(2, 64, 1, 584, dtype=torch.uint8)
+    _, lse = flash_mla_sm120.flash_mla_with_kvcache_sm120(**arguments(k_cache=fp8))
+    assert lse == "their LSE"
+    assert len(calls) == 1 and calls[0] is fp8
 
 
 def test_sglangs_calls_reach_the_branch(device, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.flashinfer_host import MAX_SHARED_BYTES, ask
 
-from sglang_dsv4_nvfp4 import layout, platform, signatures
+from sglang_dsv4_nvfp4 import flashinfer_contract, layout, machine, signatures
 from sglang_dsv4_nvfp4.arena import Arena
 from sglang_dsv4_nvfp4.attention import dispatch, flashinfer_backend, scratch
 from sglang_dsv4_nvfp4.attention.decision import (
@@ -25,7 +25,9 @@ from sglang_dsv4_nvfp4.attention.inputs import AttentionShape, make_inputs
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.store import staged
 
-APPEND, OP, PLAN, CAKE_DECODE, CAKE_PREFILL, *_ = platform.FLASHINFER_ENTRY_POINTS
+APPEND, OP, PLAN, CAKE_DECODE, CAKE_PREFILL, *_ = (
+    flashinfer_contract.FLASHINFER_ENTRY_POINTS
+)
 CPU = torch.device("cpu")
 
 # c128 has one entry per 128 tokens of context: up to 8192 at a million tokens.
@@ -127,12 +129,12 @@ def inputs(num_tokens, with_extra=True):
 
 
 def test_signatures_are_the_ones_written_down():
-    assert platform.flashinfer_problems() == []
+    assert flashinfer_contract.flashinfer_problems() == []
 
 
 def test_flashinfer_is_the_version_that_sglang_pins():
-    pin = platform.sglang_flashinfer_pin()
-    assert pin == platform.distribution_version("flashinfer-python")
+    pin = flashinfer_contract.sglang_flashinfer_pin()
+    assert pin == machine.distribution_version("flashinfer-python")
 
 
 def test_the_append_call_binds(record, monkeypatch, generator):

@@ -8,7 +8,7 @@ from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.attention.profile import Profile, Row
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.platform import versions
+from sglang_dsv4_nvfp4.machine import versions
 
 CPU = torch.device("cpu")
 SPARSE_DECODE = Decision(Kernel.SPARSE, Phase.DECODE, 0)

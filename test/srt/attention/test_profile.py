@@ -11,7 +11,7 @@ from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.attention.profile import Profile, Row
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.platform import device_name, versions
+from sglang_dsv4_nvfp4.machine import device_name, versions
 
 ROW = Row(
     AttentionShape(8, 64, 128, 64, 512, 64),

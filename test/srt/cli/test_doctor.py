@@ -11,7 +11,7 @@ from sglang_dsv4_nvfp4.attention.profile import Profile
 from sglang_dsv4_nvfp4.cli import doctor
 from sglang_dsv4_nvfp4.cli.main import main
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.platform import versions
+from sglang_dsv4_nvfp4.machine import versions
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from sglang_dsv4_nvfp4.cli import tune
 from sglang_dsv4_nvfp4.cli.main import main
 from sglang_dsv4_nvfp4.cli.models import V4_FLASH, model_facts
 from sglang_dsv4_nvfp4.config import Kernel
-from sglang_dsv4_nvfp4.platform import device_name, versions
+from sglang_dsv4_nvfp4.machine import device_name, versions
 
 
 @pytest.fixture

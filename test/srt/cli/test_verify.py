@@ -169,7 +169,7 @@ def test_a_run_that_dies_leaves_its_report(bench, elsewhere, monkeypatch, tmp_pa
     monkeypatch.setattr(verify.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(verify, "Bench", lambda device: bench)
     monkeypatch.setattr(verify, "examine", die)
-    monkeypatch.setattr(verify.platform, "describe_device", lambda: "a GPU")
+    monkeypatch.setattr(verify.machine, "describe_device", lambda: "a GPU")
     assert main(["verify", "--no-times", "--out", str(tmp_path / "report")]) == 1
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["verdict"] == "FAILED: the checks themselves"
@@ -188,9 +188,11 @@ def test_what_does_not_run_here_is_said(bench, elsewhere, monkeypatch):
 def test_stale_modules_are_found(elsewhere, monkeypatch):
     from sglang.srt.runtime_context import override_platform
 
-    from sglang_dsv4_nvfp4 import platform
+    from sglang_dsv4_nvfp4 import flashinfer_contract
 
-    monkeypatch.setattr(platform, "flashinfer_problems", lambda: ["a stale module"])
+    monkeypatch.setattr(
+        flashinfer_contract, "flashinfer_problems", lambda: ["a stale module"]
+    )
     assert next(verify._environment()).status == verify.NOT_RUN
     with override_platform(is_sm120=True):
         finding = next(verify._environment())

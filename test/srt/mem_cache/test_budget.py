@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 
-from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli import pools
 from sglang_dsv4_nvfp4.cli.models import (
     PAGE_SIZE,
@@ -149,17 +148,12 @@ def built(model, kv_format, rank, server_args, parallel=None):
     """The pools that SGLang would build in BUDGET, on the device of shapes alone: the
     target's, and with speculation the draft's, whose layers have the window only.
     """
-    from sglang.srt.mem_cache import deepseek_v4_memory_pool
     from sglang.srt.runtime_context import get_context, get_parallel
 
     server = dict(
         max_running_requests=64, chunked_prefill_size=8192, page_size=PAGE_SIZE
     )
     server |= server_args
-    pool_cls = {
-        "fp8": seams.stock(seams.TOKEN_TO_KV_POOL),
-        "nvfp4": deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool,
-    }[kv_format]
     with (
         kv_cache_format_scope(KVCacheFormat(kv_format)),
         get_context().override_server_args(device="cpu", **server),
@@ -172,7 +166,7 @@ def built(model, kv_format, rank, server_args, parallel=None):
         start_layer, end_layer = rank.layers or (0, len(model.compress_ratios))
         build = functools.partial(
             pools.build_pool,
-            pool_cls,
+            pools.pool_class(KVCacheFormat(kv_format)),
             device="meta",
             num_slots=sizes.full_max_total_num_tokens,
             max_num_reqs=sizes.max_running_requests,

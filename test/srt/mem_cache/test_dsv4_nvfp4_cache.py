@@ -13,7 +13,7 @@ from sglang_dsv4_nvfp4 import layout
 from sglang_dsv4_nvfp4.attention.decision import Decision, Phase
 from sglang_dsv4_nvfp4.cli import flashinfer_rounding
 from sglang_dsv4_nvfp4.config import KERNEL_ENV, Kernel
-from sglang_dsv4_nvfp4.platform import is_nvfp4_kv_cache
+from sglang_dsv4_nvfp4.kv_gate import is_nvfp4_kv_cache
 from sglang_dsv4_nvfp4.quantize import dequantize_rows, quantize_rows
 from sglang_dsv4_nvfp4.store.staged import append
 from sglang_dsv4_nvfp4.store.staging import StagingArena

@@ -5,7 +5,7 @@ import torch
 from support.pools import PAGE_SIZE, build_pool, fp8, random_rows
 
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
-from sglang_dsv4_nvfp4.platform import versions
+from sglang_dsv4_nvfp4.machine import versions
 from sglang_dsv4_nvfp4.quantize import dequantize, quantize_append
 
 

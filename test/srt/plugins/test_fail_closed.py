@@ -123,19 +123,19 @@ def test_the_same_process_comes_up_unsabotaged():
 def test_stale_prebuilt_flashinfer_is_found(monkeypatch):
     import importlib.metadata
 
-    from sglang_dsv4_nvfp4 import platform
+    from sglang_dsv4_nvfp4 import flashinfer_contract, machine
 
     class Stale:
         metadata = {"Name": "flashinfer-jit-cache"}
         version = "0.6.1+cu130"
 
     class Current(Stale):
-        version = platform.distribution_version("flashinfer-python") + "+cu130"
+        version = machine.distribution_version("flashinfer-python") + "+cu130"
 
     # FlashInfer is imported by this, and looks at its distributions as it is.
-    assert platform.flashinfer_problems() == []
+    assert flashinfer_contract.flashinfer_problems() == []
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: [Current()])
-    assert platform.flashinfer_problems() == []
+    assert flashinfer_contract.flashinfer_problems() == []
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: [Stale()])
-    (problem,) = platform.flashinfer_problems()
+    (problem,) = flashinfer_contract.flashinfer_problems()
     assert "0.6.1+cu130" in problem and "pip uninstall" in problem

@@ -3,9 +3,9 @@
 import pytest
 from support.record_surface import record
 
-from sglang_dsv4_nvfp4 import seams, surface
+from sglang_dsv4_nvfp4 import seams, surface, unsupported
 
-HOOKED = [seam for seam in seams.SEAMS if seam.kind is not seams.Kind.SUBCLASS]
+HOOKED = [seam for seam in seams.SEAMS if seam.kind.is_hook]
 
 
 def test_every_seam_fits(device):
@@ -101,3 +101,37 @@ def test_another_sglang_is_named_whatever_its_signatures(monkeypatch, version):
 def test_a_local_build_of_the_same_sglang_fits(monkeypatch):
     monkeypatch.setattr(seams, "distribution_version", lambda name: "0.5.23+cu130")
     assert seams.version_problem() is None
+
+
+@pytest.fixture
+def check_startup():
+    """What is hooked after SGLang's own look at the server's options."""
+    (seam,) = (seam for seam in seams.SEAMS if seam.kind is seams.Kind.AFTER)
+    return seams._hook(seam)
+
+
+def test_a_refused_option_leaves_in_one_line(device, monkeypatch, check_startup):
+    def refuse(server_args):
+        raise ValueError("no such option")
+
+    monkeypatch.setattr(unsupported, "check_nvfp4_server_args", refuse)
+    with pytest.raises(SystemExit, match="sglang-dsv4-nvfp4: no such option"):
+        check_startup(None, "server args", "DeepseekV4ForCausalLM")
+
+
+def test_startup_checks_the_hooks_and_then_the_options(
+    device, monkeypatch, check_startup
+):
+    calls = []
+    monkeypatch.setattr(seams, "require_installed", lambda: calls.append("hooks"))
+    monkeypatch.setattr(unsupported, "check_nvfp4_server_args", calls.append)
+    assert check_startup(None, "server args", "DeepseekV4ForCausalLM") is None
+    assert calls == ["hooks", "server args"]
+
+
+def test_the_canary_knows_our_pool(device):
+    from sglang.srt.kv_canary.pool_patcher import api
+
+    from sglang_dsv4_nvfp4.mem_cache.canary import attach_dsv4_nvfp4
+
+    assert api._POOL_ATTACHERS[seams.replacement()] is attach_dsv4_nvfp4

@@ -1,5 +1,7 @@
 """Compressed rows by the compressor's plans: which count, and where they land."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -163,21 +165,29 @@ def test_empty_plans_write_nothing(device, weight, plan):
 
 
 def test_the_indexers_store_passes_through(device, monkeypatch):
-    from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
-
-    from sglang_dsv4_nvfp4 import seams
+    from sglang.kernels.ops.attention.dsv4 import compress, compress_norm_rope_store
 
     calls = []
-    seams.store_compressed(
-        lambda *args, **kwargs: calls.append((args, kwargs)),
-        "kv",
-        "plan",
-        layout=KVLayout.V4,
-        kvcache="indexer keys",
+    monkeypatch.setattr(
+        compress,
+        "_jit_compress_norm_rope_module",
+        lambda *key: SimpleNamespace(forward_fp4=lambda *args: calls.append(args)),
     )
-    assert calls == [
-        (("kv", "plan"), {"layout": KVLayout.V4, "kvcache": "indexer keys"})
-    ]
+    keys, out_loc = torch.zeros(2, 68, dtype=torch.uint8), torch.tensor([3, 4])
+    compress_norm_rope_store(
+        torch.zeros(2, 128),
+        decode_plan(4, [4, 8]),
+        norm_weight=torch.ones(128),
+        norm_eps=1e-6,
+        freq_cis=torch.ones(16, 32, dtype=torch.complex64),
+        out_loc=out_loc,
+        kvcache=keys,
+        page_size=64,
+        use_fp4=True,
+    )
+    (arguments,) = calls
+    assert any(argument is keys for argument in arguments)
+    assert any(argument is out_loc for argument in arguments)
 
 
 @settings(deadline=None, max_examples=100)

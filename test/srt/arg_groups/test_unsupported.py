@@ -9,7 +9,7 @@ import pytest
 from support.models import write_v4_flash_config
 from support.processes import run_python
 
-from sglang_dsv4_nvfp4 import seams, unsupported
+from sglang_dsv4_nvfp4 import unsupported
 
 _DEFAULTS = dict(
     enable_hisparse=False,
@@ -56,7 +56,7 @@ def check(device, monkeypatch):
         monkeypatch.setattr(
             overrides, "model_config_of", lambda args: SimpleNamespace(hf_config=config)
         )
-        unsupported.check_server_args(object())
+        unsupported.check_nvfp4_server_args(object())
 
     return run
 
@@ -217,7 +217,7 @@ for case in cases:
     try:
         ServerArgs(model_path=model, device="cuda", **case).resolve_once()
         outcomes.append("served")
-    except (SystemExit, AssertionError) as refusal:
+    except (SystemExit, ValueError, AssertionError) as refusal:
         outcomes.append(str(refusal))
 print(json.dumps(outcomes))
 """
@@ -279,22 +279,5 @@ def test_sglangs_own_server_args_are_refused_in_one_line(tmp_path):
     outcomes = json.loads(result.stdout.splitlines()[-1])
     for named, outcome in zip([*cases, *theirs], outcomes, strict=True):
         assert named in outcome
-        ours = outcome.startswith("sglang-dsv4-nvfp4: ")
+        ours = "SGLANG_SM120_KV_CACHE_FORMAT=nvfp4" in outcome
         assert ours == (named != "served" and named not in theirs)
-
-
-def test_the_seam_leaves_in_one_line(device, monkeypatch):
-    def refuse(server_args):
-        raise ValueError("no such option")
-
-    monkeypatch.setattr(unsupported, "check_server_args", refuse)
-    with pytest.raises(SystemExit, match="sglang-dsv4-nvfp4: no such option"):
-        seams.check_server_args(None, "server args", "DeepseekV4ForCausalLM")
-
-
-def test_the_seam_checks_the_hooks_and_then_the_options(device, monkeypatch):
-    calls = []
-    monkeypatch.setattr(seams, "require_installed", lambda: calls.append("hooks"))
-    monkeypatch.setattr(unsupported, "check_server_args", calls.append)
-    assert seams.check_server_args(None, "server args", "DeepseekV4ForCausalLM") is None
-    assert calls == ["hooks", "server args"]

@@ -1,0 +1,99 @@
+"""What SGLang does differently at each function that a seam touches.
+
+A guard takes what its target takes, under the same names, and says in its body what a
+maintainer of SGLang would write there. SGLang's plugin system calls it; the in-tree form
+has its statements at the target itself:
+
+- ``original`` comes first: they stand at the target's head, and the last one,
+  ``return original(...)``, is what comes there anyway;
+- ``result`` comes first: they stand at the target's end.
+
+Imports at the top of this module are at the top of the target's there, imports in a
+guard stay in it.
+
+Not in-tree: the statements are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
+
+from sglang_dsv4_nvfp4.kv_gate import is_nvfp4_kv_cache
+from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, kernel_view
+from sglang_dsv4_nvfp4.mem_cache.storage import tag_storage_keys
+
+
+def count_paged_kv_bytes(original: Callable, self: Any, compress_ratio: int = 0):
+    if is_nvfp4_kv_cache():
+        # No page is padded, whatever its size.
+        return float(BYTES_PER_TOKEN)
+    return original(self, compress_ratio)
+
+
+def attend(original: Callable, **kwargs):
+    # The last dimension tells a cache's format, here as in the kernels.
+    if kwargs["k_cache"].shape[-1] == BYTES_PER_TOKEN:
+        from sglang_dsv4_nvfp4.attention.dispatch import flash_mla_with_nvfp4_kvcache
+
+        return flash_mla_with_nvfp4_kvcache(**kwargs)
+    return original(**kwargs)
+
+
+def store_compressed(
+    original: Callable,
+    kv,
+    plan,
+    *,
+    norm_weight,
+    norm_eps,
+    freq_cis,
+    out_loc,
+    kvcache,
+    page_size,
+    layout=KVLayout.V4,
+    **others,
+):
+    # The layout is the latents' pool's; the indexer's store keeps its own.
+    if layout is NVFP4_KV_LAYOUT:
+        from sglang_dsv4_nvfp4.store.dispatch import store_compressed_rows
+
+        store_compressed_rows(
+            kv,
+            plan,
+            norm_weight=norm_weight,
+            norm_eps=norm_eps,
+            freq_cis=freq_cis,
+            out_loc=out_loc,
+            cache=kernel_view(kvcache, page_size),
+        )
+        return
+    return original(
+        kv,
+        plan,
+        norm_weight=norm_weight,
+        norm_eps=norm_eps,
+        freq_cis=freq_cis,
+        out_loc=out_loc,
+        kvcache=kvcache,
+        page_size=page_size,
+        layout=layout,
+        **others,
+    )
+
+
+def attach_storage(
+    original: Callable, self: Any, storage_backend: str, *args, **kwargs
+):
+    # Pages that FP8 stored must not be read as NVFP4's.
+    tag_storage_keys(self.mem_pool_device, self.storage_host_pool, storage_backend)
+    return original(self, storage_backend, *args, **kwargs)
+
+
+def check_server_args(result: None, server_args, model_arch: str) -> None:
+    if is_nvfp4_kv_cache():
+        from sglang_dsv4_nvfp4.unsupported import check_nvfp4_server_args
+
+        check_nvfp4_server_args(server_args)
