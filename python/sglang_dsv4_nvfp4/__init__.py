@@ -4,4 +4,8 @@ This module imports neither torch nor sglang, so that the plugin costs nothing
 where it is not asked for.
 """
 
+from sglang_dsv4_nvfp4.intree import aliases
+
 __version__ = "0.1.0"
+
+aliases.install()

@@ -22,20 +22,20 @@ from typing import Any
 from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
 
 from sglang_dsv4_nvfp4.kv_gate import is_nvfp4_kv_cache
-from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, NVFP4_KV_LAYOUT, kernel_view
+from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT, kernel_view
 from sglang_dsv4_nvfp4.mem_cache.storage import tag_storage_keys
 
 
 def count_paged_kv_bytes(original: Callable, self: Any, compress_ratio: int = 0):
     if is_nvfp4_kv_cache():
         # No page is padded, whatever its size.
-        return float(BYTES_PER_TOKEN)
+        return float(NVFP4_KV_LAYOUT.bytes_per_token)
     return original(self, compress_ratio)
 
 
 def attend(original: Callable, **kwargs):
     # The last dimension tells a cache's format, here as in the kernels.
-    if kwargs["k_cache"].shape[-1] == BYTES_PER_TOKEN:
+    if kwargs["k_cache"].shape[-1] == NVFP4_KV_LAYOUT.bytes_per_token:
         from sglang_dsv4_nvfp4.attention.dispatch import flash_mla_with_nvfp4_kvcache
 
         return flash_mla_with_nvfp4_kvcache(**kwargs)
@@ -56,7 +56,7 @@ def store_compressed(
     layout=KVLayout.V4,
     **others,
 ):
-    # The layout is the latents' pool's; the indexer's store keeps its own.
+    # The latents' pool names the layout; the indexer's keys keep their own.
     if layout is NVFP4_KV_LAYOUT:
         from sglang_dsv4_nvfp4.store.dispatch import store_compressed_rows
 
@@ -87,7 +87,7 @@ def store_compressed(
 def attach_storage(
     original: Callable, self: Any, storage_backend: str, *args, **kwargs
 ):
-    # Pages that FP8 stored must not be read as NVFP4's.
+    # NVFP4 pools only: pages that FP8 stored must not be read as theirs.
     tag_storage_keys(self.mem_pool_device, self.storage_host_pool, storage_backend)
     return original(self, storage_backend, *args, **kwargs)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from sglang_dsv4_nvfp4.config import KVCacheFormat, check_variables, kv_cache_format
+from sglang_dsv4_nvfp4.intree import aliases
 
 logger = logging.getLogger(__name__)
 
@@ -15,12 +15,18 @@ logger = logging.getLogger(__name__)
 def register() -> None:
     """Hook SGLang where the environment asks for NVFP4; else do nothing at all.
 
+    Nor is there anything to do where SGLang has this feature in its own tree.
+
     Raises:
         SystemExit: NVFP4 is asked for and cannot be served. Any other exception
             would be logged and swallowed by ``load_plugins()``, and the server
             would come up in FP8.
     """
+    if aliases.tree() is not None:
+        return
     try:
+        from sglang_dsv4_nvfp4.config import KVCacheFormat, kv_cache_format
+
         if kv_cache_format() is KVCacheFormat.NVFP4:
             _hook_sglang()
     except Exception as error:
@@ -35,11 +41,11 @@ def _hook_sglang() -> None:
         ValueError: the device is not served, or a variable asks for what is not there.
         RuntimeError: the installed FlashInfer or SGLang does not fit.
     """
-    from sglang_dsv4_nvfp4 import flashinfer_contract, kv_gate, seams
+    from sglang_dsv4_nvfp4 import config, flashinfer_contract, kv_gate, seams
 
     # Refuses another device.
     kv_gate.is_nvfp4_kv_cache()
-    check_variables()
+    config.check_variables()
     problems = flashinfer_contract.flashinfer_problems()
     if problems:
         raise RuntimeError("; ".join(problems))

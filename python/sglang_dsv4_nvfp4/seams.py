@@ -25,7 +25,8 @@ class Kind(enum.Enum):
     """How a target is met: as a plugin, and in-tree.
 
     SUBCLASS: one of our classes derives from it. In-tree: nothing at the target.
-    REPLACE: our subclass takes its place. In-tree: ``if``, where ``site`` names it.
+    REPLACE: our subclass takes its place. In-tree: ``if``, after ``site``, a name in a
+        function, is given the class.
     AROUND: a guard before it. In-tree: at its head.
     AFTER: a check when SGLang starts. In-tree: at its end.
     REGISTER: it registers ours, by the class that REPLACE puts in place of SGLang's.
@@ -87,7 +88,7 @@ SEAMS: tuple[Seam, ...] = (
         "mem_cache.token_to_kv_pool:DeepSeekV4NVFP4TokenToKVPool",
         "NVFP4 pages, their setters and getters",
         site=f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-        "_build_dsv4_kv_pool",
+        "_build_dsv4_kv_pool.pool_cls",
         calls=("_swa_local_layer_id",),
         leaves=(
             # These hand rows to a single cache's setters, which are ours.
@@ -142,8 +143,6 @@ SEAMS: tuple[Seam, ...] = (
         site=f"{_CANARY}._POOL_ATTACHERS",
     ),
 )
-
-_HOOKED = tuple(seam for seam in SEAMS if seam.kind.is_hook)
 
 # What each target was before it was hooked, by target.
 _stock: dict[str, Any] = {}
@@ -223,7 +222,9 @@ def require_installed() -> None:
     Raises:
         RuntimeError: naming the seams that are missing.
     """
-    missing = [seam.target for seam in _HOOKED if not _is_in_force(seam)]
+    missing = [
+        seam.target for seam in SEAMS if seam.kind.is_hook and not _is_in_force(seam)
+    ]
     if missing:
         raise RuntimeError(
             f"this package is not in force at {', '.join(missing)}: load it with "

@@ -7,8 +7,7 @@ A profile is one JSON file a device::
              kernel, phase, chunks, head_tiles, us, spread_us}]}
 
 ``us`` is the median of CUDA-graph replays, ``spread_us`` the distance between the
-quartiles; both are null where the kernel failed. Outside of SGLang's tree; in-tree it
-would lie beside the kernel configurations in ``sglang/srt/layers/``.
+quartiles; both are null where the kernel failed.
 
 In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/profile.py``.
 """

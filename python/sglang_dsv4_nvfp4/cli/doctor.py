@@ -28,6 +28,7 @@ from sglang_dsv4_nvfp4.config import (
     scale_rule,
     store_mode,
 )
+from sglang_dsv4_nvfp4.intree import aliases
 
 _PLUGIN_GROUP = "sglang.srt.plugins"
 _PLUGIN_NAME = "dsv4_nvfp4"
@@ -63,8 +64,7 @@ def examine() -> dict:
     """
     checks = [
         _requested_format(),
-        _plugin_is_loaded(),
-        *_seams_fit(),
+        *(_is_in_tree() if aliases.tree() else (_plugin_is_loaded(), *_seams_fit())),
         _flashinfer_fits(),
         _kernel_serves(),
         _device_serves(),
@@ -86,6 +86,13 @@ def _requested_format() -> Check:
         return f"{kv_cache_format().value} is asked for"
 
     return _attempt("environment", detail, f"set {KV_CACHE_FORMAT_ENV} to fp8 or nvfp4")
+
+
+def _is_in_tree() -> list[Check]:
+    detail = (
+        f"NVFP4 is in its own tree, {aliases.tree()}; the plugin does nothing there"
+    )
+    return [Check("sglang", True, detail)]
 
 
 def _plugin_is_loaded() -> Check:

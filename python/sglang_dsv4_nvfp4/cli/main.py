@@ -16,6 +16,7 @@ _COMMANDS = {
     "capacity": "say how many tokens a memory budget holds in FP8 and in NVFP4",
     "demo": "write and read the same workload in FP8 and in NVFP4, and compare",
     "doctor": "say whether NVFP4 would be served here, and how to mend what is wrong",
+    "intree": "bring this feature into an SGLang source tree, or take it out again",
     "tune": "measure every kernel on this GPU, for the planner to go by",
     "verify": "check stores, kernels and graphs on this GPU, and write a report",
 }
@@ -115,6 +116,30 @@ def _add_capacity_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_intree_arguments(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(dest="action", required=True)
+    for name, summary in (
+        ("apply", "edit the tree in place; where it is done already, change nothing"),
+        ("diff", "print the patch that `apply` makes; the tree stays as it is"),
+        ("revert", "take out what `apply` brought in"),
+    ):
+        action = actions.add_parser(name, help=summary, description=summary)
+        action.add_argument(
+            "--tree",
+            type=Path,
+            required=True,
+            metavar="DIR",
+            help="an SGLang checkout, or an unpacked package",
+        )
+        if name == "apply":
+            action.add_argument(
+                "--check",
+                action="store_true",
+                help="say what would change, and write nothing; an anchor that is missing "
+                "is an error",
+            )
+
+
 def _add_tune_arguments(command: argparse.ArgumentParser) -> None:
     _add_model(command)
     command.add_argument(
@@ -179,6 +204,7 @@ def _fraction(text: str) -> float:
 
 _ARGUMENTS = {
     "capacity": _add_capacity_arguments,
+    "intree": _add_intree_arguments,
     "tune": _add_tune_arguments,
     "verify": _add_verify_arguments,
 }

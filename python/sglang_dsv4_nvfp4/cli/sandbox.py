@@ -16,6 +16,7 @@ from sglang_dsv4_nvfp4.config import (
     Kernel,
     KVCacheFormat,
 )
+from sglang_dsv4_nvfp4.intree import aliases
 
 
 @contextmanager
@@ -41,7 +42,8 @@ def environment_scope(variable: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def hooked_sglang(**server_args) -> Iterator[str]:
-    """SGLang with this plugin on, and published server args; yields the device.
+    """SGLang with this feature, as a plugin if it has not got it in its tree, and
+    published server args; yields the device.
 
     Call it before anything imports SGLang's kernels: Triton decides at import time
     whether it interprets. The hooks stay for the life of the process.
@@ -64,11 +66,12 @@ def hooked_sglang(**server_args) -> Iterator[str]:
         stack.enter_context(kv_cache_format_scope(KVCacheFormat.NVFP4))
         if not is_sm120:
             stack.enter_context(override_platform(is_sm120=True, is_sm90=False))
-        if not seams.is_registered():
-            # Off SM120 FlashInfer's kernels are never called, so it need not fit.
-            (plugin if is_sm120 else seams).register()
-            HookRegistry.apply_hooks()
-        seams.require_installed()
+        if aliases.tree() is None:
+            if not seams.is_registered():
+                # Off SM120 FlashInfer's kernels are never called, so it need not fit.
+                (plugin if is_sm120 else seams).register()
+                HookRegistry.apply_hooks()
+            seams.require_installed()
         override = get_context().override_server_args(device=device, **server_args)
         override.install()
         stack.callback(override.restore)

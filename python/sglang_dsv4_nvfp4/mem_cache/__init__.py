@@ -1,4 +1,4 @@
-"""The pools that hold NVFP4 pages, what they cost, and what SGLang is told of them.
+"""The pools that hold NVFP4 pages, and what HiCache and the KV canary know of them.
 
 In-tree: ``sglang/srt/mem_cache/dsv4_nvfp4/__init__.py``.
 """

@@ -44,6 +44,7 @@ def test_all_is_well_on_an_sm120(device, tmp_path, capsys):
     assert "serves NVFP4" in output and "!!" not in output
 
 
+@pytest.mark.stock_sglang
 def test_each_seam_is_reported(device):
     from sglang_dsv4_nvfp4.seams import SEAMS
 
@@ -52,6 +53,7 @@ def test_each_seam_is_reported(device):
         assert f"{seam.target} fits ({seam.purpose})" in details
 
 
+@pytest.mark.stock_sglang
 def test_another_sglang_is_reported(device, monkeypatch):
     from sglang_dsv4_nvfp4 import seams
 
@@ -68,6 +70,7 @@ def test_another_device_is_not_well_and_says_what_to_do(elsewhere, capsys):
     assert "would not serve NVFP4" in output
 
 
+@pytest.mark.stock_sglang
 def test_a_misfit_seam_is_reported(device, monkeypatch):
     from sglang_dsv4_nvfp4 import seams
 
@@ -84,6 +87,7 @@ def test_an_unknown_format_is_reported(device, monkeypatch):
     assert not check["ok"] and "'int3'" in check["detail"]
 
 
+@pytest.mark.stock_sglang
 def test_a_whitelist_that_leaves_the_plugin_out_is_reported(device, monkeypatch):
     monkeypatch.setenv("SGLANG_PLUGINS", "something_else")
     check = findings(doctor.examine())["plugin"]

@@ -6,6 +6,7 @@ from support.pools import PAGE_SIZE, build_pool, fp8, random_rows
 
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT
 from sglang_dsv4_nvfp4.machine import versions
+from sglang_dsv4_nvfp4.mem_cache import token_to_kv_pool
 from sglang_dsv4_nvfp4.quantize import dequantize, quantize_append
 
 
@@ -58,7 +59,7 @@ def test_getters_name_the_format(pool):
 @pytest.mark.parametrize("is_draft_worker", [False, True])
 def test_one_line_says_what_serves(device, caplog, is_draft_worker):
     ratios = (0,) if is_draft_worker else (0, 4, 128)
-    with caplog.at_level("INFO", logger="sglang_dsv4_nvfp4"):
+    with caplog.at_level("INFO", logger=token_to_kv_pool.logger.name):
         build_pool(device, ratios, num_pages=3, is_draft_worker=is_draft_worker)
     (record,) = [one for one in caplog.records if one.levelname == "INFO"]
     line = record.getMessage()

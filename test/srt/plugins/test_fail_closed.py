@@ -13,6 +13,8 @@ from sglang.srt.runtime_context import override_platform
 override_platform(is_sm120=True).install()
 {sabotage}
 from sglang.srt.plugins import load_plugins
+
+pytestmark = pytest.mark.stock_sglang
 load_plugins()
 print("came up")
 """

@@ -22,6 +22,8 @@ import json
 from importlib.metadata import entry_points
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
+
+pytestmark = pytest.mark.stock_sglang
 names = [point.name for point in entry_points(group="sglang.srt.plugins")]
 load_plugins()
 ours = sorted(

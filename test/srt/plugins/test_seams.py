@@ -5,6 +5,8 @@ from support.record_surface import record
 
 from sglang_dsv4_nvfp4 import seams, surface, unsupported
 
+pytestmark = pytest.mark.stock_sglang
+
 HOOKED = [seam for seam in seams.SEAMS if seam.kind.is_hook]
 
 

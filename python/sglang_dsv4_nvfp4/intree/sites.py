@@ -1,0 +1,386 @@
+"""Places in a source file, found by names, and statements that are put there or taken away.
+
+Nothing else of the file changes: libcst keeps every byte that it is not asked to touch.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import black
+import libcst as cst
+from libcst.helpers import get_full_name_for_node
+
+from sglang_dsv4_nvfp4.intree.landing import LINE_LENGTH, import_line
+
+_Statements = Sequence[cst.BaseStatement]
+
+
+class AnchorMissing(ValueError):
+    """A name that a site is found by is not in the file."""
+
+
+@dataclass(frozen=True)
+class Site(ABC):
+    """Statements at a place in a class or a function.
+
+    path: names of the classes and functions around it, outermost first.
+    code: the statements, not indented.
+    """
+
+    path: tuple[str, ...]
+    code: str
+
+    def insert(self, module: cst.Module) -> cst.Module:
+        """``module`` with the statements at this site, once.
+
+        Raises:
+            AnchorMissing: naming what is not there.
+        """
+        insertion = _Insertion(self)
+        inserted = module.visit(insertion)
+        if not insertion.was_there:
+            raise AnchorMissing(f"no {self.described()}")
+        return inserted
+
+    def remove(self, module: cst.Module) -> cst.Module:
+        """``module`` without them."""
+        return module.visit(_Removal(self))
+
+    def statements(self) -> list[cst.BaseStatement]:
+        """The code, broken where a line is too long at its depth."""
+        mode = black.Mode(line_length=LINE_LENGTH - 4 * self.depth())
+        formatted = black.format_str(self.code, mode=mode)
+        # A comment at the very start would go to the module, not to its statement.
+        _, *statements = cst.parse_module("pass\n" + formatted).body
+        return statements
+
+    def depth(self) -> int:
+        """How many times the statements are indented."""
+        return len(self.path)
+
+    def described(self) -> str:
+        """What has to be in the file for the site to be found."""
+        return ".".join(self.path)
+
+    @abstractmethod
+    def position(self, block: _Statements, is_whole: bool) -> int | None:
+        """Where in ``block`` the statements go; None: not in this one.
+
+        Args:
+            is_whole: the body of what ``path`` names, not a block inside of it.
+        """
+
+
+class Head(Site):
+    """First in a function, after its docstring."""
+
+    def position(self, block: _Statements, is_whole: bool) -> int | None:
+        if not is_whole:
+            return None
+        match block[0]:
+            case cst.SimpleStatementLine(body=[cst.Expr(value=cst.SimpleString())]):
+                return 1
+        return 0
+
+
+class End(Site):
+    """Last in a function."""
+
+    def position(self, block: _Statements, is_whole: bool) -> int | None:
+        return len(block) if is_whole else None
+
+    def statements(self) -> list[cst.BaseStatement]:
+        first, *others = super().statements()
+        apart = cst.EmptyLine(indent=False)
+        return [
+            first.with_changes(leading_lines=[apart, *first.leading_lines]),
+            *others,
+        ]
+
+
+@dataclass(frozen=True)
+class AfterField(Site):
+    """After the assignment of a class's field."""
+
+    field: str
+
+    def position(self, block: _Statements, is_whole: bool) -> int | None:
+        if not is_whole:
+            return None
+        return _position_after(block, target=self.field)
+
+    def described(self) -> str:
+        return f"{super().described()}.{self.field}"
+
+
+@dataclass(frozen=True)
+class AfterChoice(Site):
+    """After the statement, in a branch of a function, that gives a name its value."""
+
+    target: str
+    value: str
+
+    def position(self, block: _Statements, is_whole: bool) -> int | None:
+        if is_whole:
+            return None
+        return _position_after(block, target=self.target, value=self.value)
+
+    def depth(self) -> int:
+        return len(self.path) + 1
+
+    def described(self) -> str:
+        return f"`{self.target} = {self.value}` in a branch of {super().described()}"
+
+
+def _position_after(
+    block: _Statements, target: str, value: str | None = None
+) -> int | None:
+    for index, statement in enumerate(block):
+        match statement:
+            case cst.SimpleStatementLine(
+                body=[
+                    cst.Assign(
+                        targets=[cst.AssignTarget(target=cst.Name(value=name))],
+                        value=given,
+                    )
+                ]
+            ) if name == target and value in (None, get_full_name_for_node(given)):
+                return index + 1
+    return None
+
+
+class _Blocks(cst.CSTTransformer):
+    """Visits each block that belongs to what a site's path names."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._around: list[str] = []
+        self._whole: cst.BaseSuite | None = None
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        return self._enter(node)
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
+        return self._enter(node)
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        self._around.pop()
+        return updated_node
+
+    def leave_ClassDef(
+        self, original_node: cst.ClassDef, updated_node: cst.ClassDef
+    ) -> cst.ClassDef:
+        self._around.pop()
+        return updated_node
+
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
+        if tuple(self._around) != self.site.path:
+            return updated_node
+        body = self.changed(updated_node.body, original_node is self._whole)
+        return updated_node.with_changes(body=body)
+
+    def changed(self, block: _Statements, is_whole: bool) -> _Statements:
+        raise NotImplementedError
+
+    def _enter(self, node: cst.FunctionDef | cst.ClassDef) -> bool:
+        self._around.append(node.name.value)
+        around = tuple(self._around)
+        if around == self.site.path:
+            self._whole = node.body
+        # Whatever lies elsewhere is not looked at.
+        return around == self.site.path[: len(around)]
+
+
+class _Insertion(_Blocks):
+    was_there = False
+
+    def changed(self, block: _Statements, is_whole: bool) -> _Statements:
+        position = self.site.position(block, is_whole)
+        if position is None:
+            return block
+        self.was_there = True
+        statements = self.site.statements()
+        if _find(block, statements) is not None:
+            return block
+        return [*block[:position], *statements, *block[position:]]
+
+
+class _Removal(_Blocks):
+    def changed(self, block: _Statements, is_whole: bool) -> _Statements:
+        statements = self.site.statements()
+        start = _find(block, statements)
+        if start is None:
+            return block
+        return [*block[:start], *block[start + len(statements) :]]
+
+
+def _find(block: _Statements, statements: _Statements) -> int | None:
+    """Where ``statements`` follow one another in ``block``."""
+    wanted = [_text(statement) for statement in statements]
+    texts = [_text(statement) for statement in block]
+    for start in range(len(texts) - len(wanted) + 1):
+        if texts[start : start + len(wanted)] == wanted:
+            return start
+    return None
+
+
+def _text(node: cst.CSTNode) -> str:
+    return textwrap.dedent(cst.Module([]).code_for_node(node)).strip("\n")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a module's dictionary, before that of ``neighbour``."""
+
+    dictionary: str
+    neighbour: str
+    key: str
+    value: str
+
+    def insert(self, module: cst.Module) -> cst.Module:
+        """
+        Raises:
+            AnchorMissing: naming what is not there.
+        """
+        found = self._dictionary(module)
+        names = [get_full_name_for_node(element.key) for element in found.elements]
+        if self.key in names:
+            return module
+        if self.neighbour not in names[1:]:
+            raise AnchorMissing(f"no entry of {self.neighbour} in {self.dictionary}")
+        at = names.index(self.neighbour)
+        entry = cst.DictElement(
+            cst.parse_expression(self.key),
+            cst.parse_expression(self.value),
+            # A line of its own, as the one before has.
+            comma=found.elements[at - 1].comma,
+        )
+        elements = [*found.elements[:at], entry, *found.elements[at:]]
+        return module.with_deep_changes(found, elements=elements)
+
+    def remove(self, module: cst.Module) -> cst.Module:
+        """``module`` without it."""
+        found = self._dictionary(module)
+        elements = [
+            element
+            for element in found.elements
+            if get_full_name_for_node(element.key) != self.key
+        ]
+        return module.with_deep_changes(found, elements=elements)
+
+    def _dictionary(self, module: cst.Module) -> cst.Dict:
+        for statement in _small_statements(module):
+            match statement:
+                case cst.AnnAssign(
+                    target=cst.Name(value=self.dictionary), value=cst.Dict() as found
+                ):
+                    return found
+                case cst.Assign(
+                    targets=[cst.AssignTarget(target=cst.Name(value=self.dictionary))],
+                    value=cst.Dict() as found,
+                ):
+                    return found
+        raise AnchorMissing(f"no dictionary {self.dictionary}")
+
+
+@dataclass(frozen=True)
+class Import:
+    """``from module import names`` among a module's other imports of SGLang."""
+
+    module: str
+    names: tuple[str, ...]
+
+    def insert(self, module: cst.Module) -> cst.Module:
+        """``module`` with this import where isort wants it.
+
+        Raises:
+            AnchorMissing: it imports nothing of SGLang, or has such a name already.
+        """
+        line = import_line(self.module, self.names)
+        body = list(module.body)
+        if self._present(body) is not None:
+            return module
+        taken = sorted(set(self.names) & set(_bound_names(module)))
+        if taken:
+            raise AnchorMissing(f"it has a {', '.join(taken)} of its own")
+        others = self._others(body)
+        after = [index for index in others if _imported(body[index]) > self.module]
+        at = min(after, default=max(others) + 1)
+        if at == min(others):
+            # What sets the section apart belongs to its first line.
+            line = line.with_changes(leading_lines=body[at].leading_lines)
+            body[at] = body[at].with_changes(leading_lines=[])
+        return module.with_changes(body=[*body[:at], line, *body[at:]])
+
+    def remove(self, module: cst.Module) -> cst.Module:
+        """``module`` without it."""
+        body = list(module.body)
+        at = self._present(body)
+        if at is None:
+            return module
+        if body[at].leading_lines:
+            body[at + 1] = body[at + 1].with_changes(
+                leading_lines=body[at].leading_lines
+            )
+        return module.with_changes(body=[*body[:at], *body[at + 1 :]])
+
+    def _present(self, body: _Statements) -> int | None:
+        """Where this very import is."""
+        text = _text(import_line(self.module, self.names))
+        for index, statement in enumerate(body):
+            if _imported(statement) == self.module and _text(statement) == text:
+                return index
+        return None
+
+    def _others(self, body: _Statements) -> list[int]:
+        """Imports of SGLang at the top, up to the first statement of another kind."""
+        found: list[int] = []
+        for index, statement in enumerate(body):
+            if _imported(statement).startswith("sglang."):
+                found.append(index)
+            elif found:
+                break
+        if not found:
+            raise AnchorMissing("no import of sglang's at the top")
+        return found
+
+
+def _imported(statement: cst.BaseStatement) -> str:
+    """The module of an absolute ``from ... import``; of another statement nothing."""
+    match statement:
+        case cst.SimpleStatementLine(
+            body=[cst.ImportFrom(module=cst.BaseExpression() as module, relative=[])]
+        ):
+            return get_full_name_for_node(module) or ""
+    return ""
+
+
+def _small_statements(module: cst.Module) -> Iterator[cst.BaseSmallStatement]:
+    for statement in module.body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield from statement.body
+
+
+def _bound_names(module: cst.Module) -> Iterator[str]:
+    """Names that a module's own statements give a meaning, those of blocks aside."""
+    for statement in module.body:
+        if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+            yield statement.name.value
+    for statement in _small_statements(module):
+        match statement:
+            case cst.ImportFrom(names=[*aliases]) | cst.Import(names=[*aliases]):
+                for alias in aliases:
+                    yield alias.evaluated_alias or alias.evaluated_name
+            case cst.Assign(targets=targets):
+                for target in targets:
+                    yield get_full_name_for_node(target.target) or ""
+            case cst.AnnAssign(target=target):
+                yield get_full_name_for_node(target) or ""

@@ -1,0 +1,31 @@
+"""A tree of SGLang's own files that the in-tree form edits, and nothing else."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sglang_dsv4_nvfp4.intree import edits
+
+
+@pytest.fixture(scope="session")
+def installed() -> Path:
+    """Where the installed ``sglang`` folder lies."""
+    return Path(importlib.util.find_spec("sglang").origin).parents[1]
+
+
+@pytest.fixture(scope="session")
+def edited_files(installed) -> list[str]:
+    return sorted({edit.file for edit in edits.edits(installed, problems=[])})
+
+
+@pytest.fixture
+def checkout(installed, edited_files, tmp_path) -> Path:
+    """As a user's clone: the package lies in ``python/``."""
+    folder = tmp_path / "checkout"
+    for file in [*edited_files, "sglang/_version.py"]:
+        target = folder / "python" / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(installed / file, target)
+    return folder

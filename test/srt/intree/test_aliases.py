@@ -1,0 +1,113 @@
+"""An SGLang that has the feature itself: one of each module, and no hooks."""
+
+import json
+import os
+import sys
+
+import pytest
+from support.processes import run_python
+
+from sglang_dsv4_nvfp4.intree import aliases, places
+
+pytestmark = pytest.mark.stock_sglang
+
+FORMAT = "SGLANG_SM120_KV_CACHE_FORMAT"
+
+_ASK = """
+import json, sys
+import sglang_dsv4_nvfp4.cli.doctor
+from sglang_dsv4_nvfp4 import plugin
+from sglang_dsv4_nvfp4.attention import dispatch, planner
+from sglang_dsv4_nvfp4.kernels import nvfp4_rows
+plugin.register()
+import sglang.kernels.ops.attention.dsv4_nvfp4.dispatch as theirs
+assert dispatch is theirs and dispatch.__spec__.name == theirs.__name__
+found = {name: module.__name__ for name, module in sys.modules.items()
+         if name.startswith("sglang_dsv4_nvfp4")}
+registry = sys.modules.get("sglang.srt.plugins.hook_registry")
+print(json.dumps([found, sorted(registry.HookRegistry._hooks) if registry else []]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory, installed, edited_files):
+    """The installed SGLang by links, with the feature in it."""
+    from sglang_dsv4_nvfp4.intree.tree import Tree
+
+    folder = tmp_path_factory.mktemp("tree")
+    _link(installed / "sglang", folder / "sglang", {"sglang", *_parents(edited_files)})
+    for file in edited_files:
+        (folder / file).unlink()
+        (folder / file).write_bytes((installed / file).read_bytes())
+    Tree(folder).apply()
+    return folder
+
+
+def _parents(files):
+    """Folders that get files of their own: those edited, and those that are new in."""
+    for file in [*files, *places.places().values()]:
+        parts = file.split("/")[:-1]
+        for end in range(1, len(parts) + 1):
+            yield "/".join(parts[:end])
+
+
+def _link(source, target, real, name="sglang"):
+    target.mkdir()
+    for child in source.iterdir():
+        child_name = f"{name}/{child.name}"
+        if child_name in real:
+            _link(child, target / child.name, real, child_name)
+        elif child.name != "__pycache__":
+            os.symlink(child, target / child.name)
+
+
+def test_the_installed_sglang_has_it_not():
+    assert aliases.tree() is None
+
+
+def test_where_sglang_has_it_our_modules_are_sglangs(tree):
+    result = run_python(
+        "-c", _ASK, PYTHONPATH=str(tree), **{FORMAT: "nvfp4", "SGLANG_PLUGINS": "other"}
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    found, hooks = json.loads(result.stdout.splitlines()[-1])
+    assert hooks == []
+    homes = places.homes()
+    for asked in ("attention.dispatch", "kernels.nvfp4_rows", "config", "kv_gate"):
+        assert f"{places.OURS}.{asked}" in found
+    for ours, name in found.items():
+        assert name == homes.get(ours, ours)
+
+
+def test_a_server_refuses_as_the_tree_does(tree):
+    """No plugin is asked: SGLang's own check names the device."""
+    program = (
+        "from sglang.srt.plugins import load_plugins\n"
+        "load_plugins()\n"
+        "from sglang.srt.layers.attention.dsv4.nvfp4_kv_gate import is_nvfp4_kv_cache\n"
+        "from sglang.srt.runtime_context import override_platform\n"
+        "override_platform(is_sm120=False).install()\n"
+        "print('came up')\n"
+        "is_nvfp4_kv_cache()\n"
+    )
+    result = run_python("-c", program, PYTHONPATH=str(tree), **{FORMAT: "nvfp4"})
+    assert "came up" in result.stdout and result.returncode == 1
+    assert "ValueError: SGLANG_SM120_KV_CACHE_FORMAT=nvfp4 needs an SM120" in (
+        result.stderr
+    )
+
+
+def test_doctor_says_where_it_is(tree):
+    program = (
+        "import sys; from sglang_dsv4_nvfp4.cli.main import main; main(['doctor'])"
+    )
+    result = run_python("-c", program, PYTHONPATH=str(tree))
+    assert f"NVFP4 is in its own tree, {tree}/sglang" in result.stdout, result.stderr
+    assert "seam" not in result.stdout
+
+
+def test_an_import_that_is_not_ours_passes_through(monkeypatch):
+    finder = aliases._Finder()
+    assert finder.find_spec("sglang_dsv4_nvfp4.seams", None) is None
+    assert finder.find_spec("torch", None) is None
+    assert sys.meta_path[0].__class__ is not aliases._Finder
