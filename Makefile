@@ -6,7 +6,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := python test docs benchmark
 
-.PHONY: demo doctor test lint format surface clean
+# Tests that run at a time.
+WORKERS ?= 2
+PARALLEL := --numprocesses=$(WORKERS) --dist=loadfile
+
+.PHONY: demo doctor test test-intree lint format surface clean
 
 demo: $(VENV)/.installed
 	$(BIN)/sglang-dsv4-nvfp4 demo
@@ -15,7 +19,11 @@ doctor: $(VENV)/.installed
 	$(BIN)/sglang-dsv4-nvfp4 doctor
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) --junitxml=build/with-plugin.xml
+
+# The same tests over a copy of SGLang that has the feature in its tree, after `test`.
+test-intree: $(VENV)/.installed
+	$(BIN)/python test/support/in_tree.py $(PARALLEL)
 
 lint: $(VENV)/.installed
 	$(BIN)/black --check $(SOURCES)

@@ -7,14 +7,18 @@ Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds what this
 renders; ``--check`` fails where it does not.
 """
 
+import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli import operator_table
 from sglang_dsv4_nvfp4.cli.demo import table
+from sglang_dsv4_nvfp4.intree import edits
+from sglang_dsv4_nvfp4.intree.tree import Tree
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -210,7 +214,33 @@ def _operator_table(data: dict) -> str:
     )
 
 
+def render_sites() -> str:
+    """What the in-tree form writes into SGLang's own files, and how much it adds."""
+    installed = Path(importlib.util.find_spec("sglang").origin).parents[1]
+    added = {
+        change.path: len(change.applied.splitlines())
+        - len((change.without or "").splitlines())
+        for change in Tree(installed).changes()
+    }
+    purposes = {seam.target: seam.purpose for seam in seams.SEAMS}
+    made = edits.edits(installed, problems=[])
+    lines = ["| file | lines | at | what |", "| --- | --- | --- | --- |"]
+    for edit in sorted(made, key=lambda edit: edit.file):
+        lines.append(
+            f"| `{edit.file}` | {added.pop(edit.file)} | `{edit.site.described()}` | "
+            f"{purposes.get(edit.reason, edit.reason)} |"
+        )
+    folders: dict[str, list[int]] = {}
+    for path, count in added.items():
+        folders.setdefault(str(Path(path).parent), []).append(count)
+    lines += ["", "| new in | files | lines |", "| --- | --- | --- |"]
+    for folder, counts in sorted(folders.items()):
+        lines.append(f"| `{folder}` | {len(counts)} | {sum(counts)} |")
+    return "\n".join(lines)
+
+
 PAGES = {
+    ROOT / "docs/upstreaming.md": {"sites": render_sites},
     ROOT / "README.md": {"demo": render_demo, "patch": render_patch},
     ROOT
     / "docs/benchmarks.md": {

@@ -15,6 +15,7 @@ from sglang_dsv4_nvfp4.config import (
     KV_CACHE_FORMAT_ENV,
     Kernel,
     KVCacheFormat,
+    check_variables,
     kernel,
 )
 from sglang_dsv4_nvfp4.mem_cache.storage import STORAGE_BACKENDS
@@ -84,8 +85,9 @@ def check_nvfp4_server_args(server_args: ServerArgs) -> None:
     """Refuse the server options that NVFP4 cannot serve; warn of the slow one.
 
     Raises:
-        ValueError: naming the option.
+        ValueError: naming the option, or an environment variable whose value is unknown.
     """
+    check_variables()
     from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
     from sglang.srt.environ import envs
 

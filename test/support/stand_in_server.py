@@ -72,6 +72,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    # Clients come all at once; of more than these the kernel drops some.
+    request_queue_size = 128
+
+
 def answer(prompt):
     """The pass key, or the last sum that is asked for; of some keys it is not sure."""
     key = re.search(r"The pass key is (\d+)\.", prompt)
@@ -91,7 +96,7 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if ARM == "nvfp4" and FAULT != "wrong format":
         print("DeepSeek-V4 KV cache in NVFP4: 384 bytes a token", flush=True)
-    ThreadingHTTPServer(("127.0.0.1", ARGS.port), Handler).serve_forever()
+    Server(("127.0.0.1", ARGS.port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class AfterChoice(Site):
         return len(self.path) + 1
 
     def described(self) -> str:
-        return f"`{self.target} = {self.value}` in a branch of {super().described()}"
+        return f"{super().described()}: {self.target} = {self.value}"
 
 
 def _position_after(
@@ -255,7 +255,7 @@ class Entry:
         if self.key in names:
             return module
         if self.neighbour not in names[1:]:
-            raise AnchorMissing(f"no entry of {self.neighbour} in {self.dictionary}")
+            raise AnchorMissing(f"no {self.described()}, or none before it")
         at = names.index(self.neighbour)
         entry = cst.DictElement(
             cst.parse_expression(self.key),
@@ -275,6 +275,10 @@ class Entry:
             if get_full_name_for_node(element.key) != self.key
         ]
         return module.with_deep_changes(found, elements=elements)
+
+    def described(self) -> str:
+        """What has to be in the file for the site to be found."""
+        return f"{self.dictionary}[{self.neighbour}]"
 
     def _dictionary(self, module: cst.Module) -> cst.Dict:
         for statement in _small_statements(module):

@@ -138,6 +138,16 @@ def test_kv_layout_variables_are_refused_by_name(check, monkeypatch, variable, v
         check()
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["SGLANG_SM120_NVFP4_STORE", "SGLANG_SM120_NVFP4_SCALE_RULE"],
+)
+def test_an_unknown_value_of_a_variable_is_refused(check, monkeypatch, variable):
+    monkeypatch.setenv(variable, "fastest")
+    with pytest.raises(ValueError, match=f"{variable}='fastest': expected "):
+        check()
+
+
 def test_unified_kv_is_refused(check, monkeypatch):
     from sglang.srt.layers.attention.dsv4 import unified_kv_gate
 

@@ -73,7 +73,7 @@ def test_where_sglang_has_it_our_modules_are_sglangs(tree):
     found, hooks = json.loads(result.stdout.splitlines()[-1])
     assert hooks == []
     homes = places.homes()
-    for asked in ("attention.dispatch", "kernels.nvfp4_rows", "config", "kv_gate"):
+    for asked in ("attention", "kernels.nvfp4_rows", "config", "kv_gate"):
         assert f"{places.OURS}.{asked}" in found
     for ours, name in found.items():
         assert name == homes.get(ours, ours)
@@ -95,6 +95,26 @@ def test_a_server_refuses_as_the_tree_does(tree):
     assert "ValueError: SGLANG_SM120_KV_CACHE_FORMAT=nvfp4 needs an SM120" in (
         result.stderr
     )
+
+
+_IMPORTS = """
+import json, sys
+import sglang.srt.kv_canary.pool_patcher.api
+import sglang.srt.mem_cache.kv_cache_configurator
+print(json.dumps([name for name in sys.modules if "nvfp4" in name]))
+"""
+
+
+def test_fp8_servers_load_no_kernel_and_no_flashinfer_of_ours(tree):
+    result = run_python("-c", _IMPORTS, PYTHONPATH=str(tree))
+    assert result.returncode == 0, result.stderr[-3000:]
+    loaded = set(json.loads(result.stdout.splitlines()[-1]))
+    homes = places.homes()
+    assert homes[f"{places.OURS}.mem_cache.token_to_kv_pool"] in loaded
+    kept_out = ["attention.flashinfer_backend", "attention.dispatch", "store.fused"]
+    kernels = [name for name in homes if name.startswith(f"{places.OURS}.kernels.")]
+    for ours in [*kernels, *(f"{places.OURS}.{name}" for name in kept_out)]:
+        assert homes[ours] not in loaded
 
 
 def test_doctor_says_where_it_is(tree):

@@ -166,9 +166,9 @@ def test_windows_line_ends_stay():
         (sites.Head(("gone",), GUARD), "no gone"),
         (sites.Head(("Builder", "plain"), GUARD), "no Builder.plain"),
         (sites.AfterField(("Pool",), "a = 1\n", field="gone"), "Pool.gone"),
-        (choice("Gone"), "cls = Gone.* in a branch of Builder.build"),
+        (choice("Gone"), "no Builder.build: cls = Gone"),
         (sites.Entry("GONE", "Old", "Ours", "ours"), "no dictionary GONE"),
-        (sites.Entry("TABLE", "Gone", "Ours", "ours"), "no entry of Gone in TABLE"),
+        (sites.Entry("TABLE", "Gone", "Ours", "ours"), r"no TABLE\[Gone\]"),
         (sites.Import("sglang.a", ("plain", "TABLE")), "it has a TABLE, plain of its"),
     ],
 )

@@ -84,7 +84,7 @@ def test_every_missing_anchor_is_named_and_nothing_is_written(checkout, capsys):
             "flash_mla_sm120.flash_mla_with_kvcache_sm120",
             "srt/environ.py: no Envs.SGLANG_SM120_FLASHMLA_BACKEND",
             "compress_norm_rope_store takes no page_size",
-            "`pool_cls = DeepSeekV4TokenToKVPool`",
+            "_build_dsv4_kv_pool: pool_cls = DeepSeekV4TokenToKVPool",
         ):
             assert named in said.err
         assert "Traceback" not in said.err and not said.out

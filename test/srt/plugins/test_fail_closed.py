@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.processes import run_python
 
+pytestmark = pytest.mark.stock_sglang
+
 FORMAT = "SGLANG_SM120_KV_CACHE_FORMAT"
 
 _REGISTER_ON_SM120 = """
@@ -13,8 +15,6 @@ from sglang.srt.runtime_context import override_platform
 override_platform(is_sm120=True).install()
 {sabotage}
 from sglang.srt.plugins import load_plugins
-
-pytestmark = pytest.mark.stock_sglang
 load_plugins()
 print("came up")
 """

@@ -5,6 +5,8 @@ import json
 import pytest
 from support.processes import run_python
 
+pytestmark = pytest.mark.stock_sglang
+
 FORMAT = "SGLANG_SM120_KV_CACHE_FORMAT"
 
 _IMPORT_PLUGIN = """
@@ -22,8 +24,6 @@ import json
 from importlib.metadata import entry_points
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
-
-pytestmark = pytest.mark.stock_sglang
 names = [point.name for point in entry_points(group="sglang.srt.plugins")]
 load_plugins()
 ours = sorted(

@@ -25,6 +25,8 @@ def stores():
         ("fused", CPU, staged),
         ("", CPU, staged),
     ],
+    # In-tree the modules have other names.
+    ids=["default", "fused", "staged", "fused on a CPU", "default on a CPU"],
 )
 def test_the_variable_and_the_device_decide(monkeypatch, value, device, module):
     monkeypatch.setenv(STORE, value)
