@@ -104,7 +104,7 @@ def differences(with_plugin, in_tree):
     same = sum(in_tree.get(name) == outcome for name, outcome in expected.items())
     stock = sum(NEEDS_STOCK in outcome for outcome in in_tree.values())
     print(
-        f"{same} tests came out alike, {stock} are about the plugin, {len(problems)} differ"
+        f"{same} tests came out alike, {stock} need a stock SGLang, {len(problems)} differ"
     )
     return problems
 
