@@ -1,7 +1,5 @@
 """What the environment asks of this feature, parsed and validated once.
 
-Nothing here imports torch: every SGLang process asks :func:`kv_cache_format`.
-
 In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/config.py``.
 """
 
@@ -47,8 +45,8 @@ FULL_HEADS = 64
 class Kernel(enum.StrEnum):
     """What reads NVFP4 pages.
 
-    SPARSE and CAKE are FlashInfer's two families of SM120 kernels, TRITON and TORCH this
-    package's. AUTO takes what is measured, or known, to be fastest.
+    SPARSE and CAKE are FlashInfer's two families of SM120 kernels; TRITON and TORCH say
+    what they are written in. AUTO takes what is measured, or known, to be fastest.
     """
 
     AUTO = "auto"

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# What this module is part of.
+_DISTRIBUTION = __name__.partition(".")[0].replace("_", "-")
 _DISTRIBUTIONS = (
-    "sglang-dsv4-nvfp4",
+    _DISTRIBUTION,
     "sglang",
     "flashinfer-python",
     "flashinfer-jit-cache",
@@ -53,7 +55,7 @@ def cache_root() -> Path:
     """Where measurements and other things that can be made anew are kept; the folder may
     not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "sglang-dsv4-nvfp4"
+    return cache / _DISTRIBUTION
 
 
 @functools.cache

@@ -87,31 +87,14 @@ def check_nvfp4_server_args(server_args: ServerArgs) -> None:
     Raises:
         ValueError: naming the option, or an environment variable whose value is unknown.
     """
-    check_variables()
     from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
-    from sglang.srt.environ import envs
 
+    check_variables()
     cfg = resolving_view(server_args)
     hf_config = model_config_of(server_args).hf_config
-    kv_layout = envs.SGLANG_DSV4_KV_LAYOUT.get().lower()
-    compressed_layout = envs.SGLANG_DSV4_COMPRESSED_KV_LAYOUT.get().lower()
+    _refuse_formats(cfg, hf_config)
     refuse(
-        ("DeepSeek-V4.1 models", hf_config.model_type == "deepseek_v41"),
-        (f"SGLANG_DSV4_KV_LAYOUT={kv_layout}", kv_layout not in ("auto", "v4")),
-        (
-            f"SGLANG_DSV4_COMPRESSED_KV_LAYOUT={compressed_layout}",
-            compressed_layout not in ("auto", "fp8"),
-        ),
-        (
-            f"--kv-cache-dtype {cfg.kv_cache_dtype}",
-            cfg.kv_cache_dtype not in ("auto", "fp8_e4m3"),
-        ),
-        (
-            f"--speculative-draft-kv-cache-dtype {cfg.speculative_draft_kv_cache_dtype}",
-            cfg.speculative_draft_kv_cache_dtype not in (None, "fp8_e4m3"),
-        ),
-        # Ray's actors get neither plugins nor this process's environment: they would
-        # serve in FP8.
+        # Ray's actors do not get this process's environment: they would serve in FP8.
         ("--use-ray", cfg.use_ray),
         # Pages striped over ranks: no NVFP4 kernel reads a stripe.
         (f"--dcp-size {cfg.dcp_size}", cfg.dcp_size > 1),
@@ -119,7 +102,7 @@ def check_nvfp4_server_args(server_args: ServerArgs) -> None:
         # What these find stored pages by does not name the pages' format.
         ("--enable-lmcache", cfg.enable_lmcache),
         ("--enable-flexkv", cfg.enable_flexkv),
-        # Nor is it known of a cache that a plugin brings.
+        # Nor is it known of a radix cache of another kind.
         (
             f"--radix-cache-backend {cfg.radix_cache_backend}",
             cfg.radix_cache_backend is not None,
@@ -149,6 +132,30 @@ def check_nvfp4_server_args(server_args: ServerArgs) -> None:
         speculative_algorithm=cfg.speculative_algorithm,
     )
     _warn_of_attention_tp(cfg, hf_config)
+
+
+def _refuse_formats(cfg, hf_config) -> None:
+    """Refuse other latents, and other formats of these."""
+    from sglang.srt.environ import envs
+
+    kv_layout = envs.SGLANG_DSV4_KV_LAYOUT.get().lower()
+    compressed_layout = envs.SGLANG_DSV4_COMPRESSED_KV_LAYOUT.get().lower()
+    refuse(
+        ("DeepSeek-V4.1 models", hf_config.model_type == "deepseek_v41"),
+        (f"SGLANG_DSV4_KV_LAYOUT={kv_layout}", kv_layout not in ("auto", "v4")),
+        (
+            f"SGLANG_DSV4_COMPRESSED_KV_LAYOUT={compressed_layout}",
+            compressed_layout not in ("auto", "fp8"),
+        ),
+        (
+            f"--kv-cache-dtype {cfg.kv_cache_dtype}",
+            cfg.kv_cache_dtype not in ("auto", "fp8_e4m3"),
+        ),
+        (
+            f"--speculative-draft-kv-cache-dtype {cfg.speculative_draft_kv_cache_dtype}",
+            cfg.speculative_draft_kv_cache_dtype not in (None, "fp8_e4m3"),
+        ),
+    )
 
 
 def _warn_of_attention_tp(cfg, hf_config) -> None:

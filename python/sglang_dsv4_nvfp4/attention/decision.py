@@ -13,7 +13,7 @@ from sglang_dsv4_nvfp4.attention.inputs import AttentionShape
 from sglang_dsv4_nvfp4.config import Kernel
 
 # FlashInfer's "sparse" split-K decode takes batches up to this (flashinfer_python 0.7.2,
-# `_policy.py`); the original patch saw a regression exactly there.
+# `_policy.py`); a regression was seen exactly there.
 DECODE_MAX_TOKENS = 64
 # Above it, batches up to the next of these sizes are one class: four an octave.
 _CLASSES_PER_OCTAVE = 4

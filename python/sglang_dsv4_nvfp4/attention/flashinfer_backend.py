@@ -9,8 +9,8 @@ So scratch, LSE and decisions are ours.
 
 Both families count the sink in their LSE, unlike the other backends.
 
-Its authors have no SM120 card: what holds this module are contract tests against the
-installed FlashInfer, and its users.
+Tests hold it to the installed FlashInfer's signatures and compiled host code; the
+kernels themselves need an SM120.
 
 In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/flashinfer_backend.py``.
 """

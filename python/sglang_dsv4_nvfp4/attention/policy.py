@@ -1,11 +1,10 @@
 """Which kernel a shape gets: the measured one, else the one known to be good.
 
-Known are FlashInfer's documentation and what the feature's first author measured on
-4 x RTX PRO 6000: FlashInfer's "sparse" prefill kernel beats FP8 by 24 to 36 % at 64 heads
-a rank, and loses to it by 33 % at 16 and by 2 to 8 % at 32. "cake" has a prefill kernel
-per head count. Nothing is known of decode that would speak against "sparse"; nor of the
-Triton kernels on an SM120, so that "sparse" comes before them even where it is known to be
-slow.
+Known are FlashInfer's documentation and measurements on 4 x RTX PRO 6000: FlashInfer's
+"sparse" prefill kernel beats FP8 by 24 to 36 % at 64 heads a rank, and loses to it by 33 %
+at 16 and by 2 to 8 % at 32. "cake" has a prefill kernel per head count. Nothing is known of
+decode that would speak against "sparse"; nor of the Triton kernels on an SM120, so that
+"sparse" comes before them even where it is known to be slow.
 
 In-tree: ``sglang/kernels/ops/attention/dsv4_nvfp4/policy.py``.
 """

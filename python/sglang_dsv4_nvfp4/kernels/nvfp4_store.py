@@ -203,7 +203,7 @@ def compressed_store_kernel(
 ):
     """A row of the compressor, where its plan counts it; else nothing is written.
 
-    plan_ptr: four int32 words a row; see ``store/compress_plan.py``.
+    plan_ptr: four int32 words a row; see ``compress_plan.py``.
     """
     row = tl.program_id(0)
     # The plan was made when the forward began, and the compressor has read it too.

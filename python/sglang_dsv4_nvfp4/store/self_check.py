@@ -1,7 +1,7 @@
 """One comparison at startup: do the fused kernels write the reference's bytes here?
 
-The kernels convert by an instruction that only some GPUs have, and no test of this
-project has run on those. A server that would store wrong bytes must not come up.
+The kernels convert by an instruction that only some GPUs have, among them those that they
+were not tested on. A server that would store wrong bytes must not come up.
 
 In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/self_check.py``.
 """

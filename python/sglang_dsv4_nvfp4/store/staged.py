@@ -2,7 +2,7 @@
 
 SGLang's kernels finish the rows; FlashInfer's append quantizes them on SM120 (and
 SM100), the reference quantizer elsewhere. Slower than ``fused`` and made of parts that
-are not ours: the reference, and the other arm of an A/B. Arguments are those of
+others test: the reference, and the other arm of an A/B. Arguments are those of
 ``dispatch``.
 
 In-tree: ``sglang/kernels/ops/kvcache/dsv4_nvfp4/staged.py``.

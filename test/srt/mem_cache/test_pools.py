@@ -71,7 +71,6 @@ def test_one_line_says_what_serves(device, caplog, is_draft_worker):
         "store=fused",
         "scale_rule=amax6",
         "sglang 0.5.23",
-        "sglang-dsv4-nvfp4 ",
         *(f"{name} {version}" for name, version in versions().items() if version),
     ):
         assert said in line, said

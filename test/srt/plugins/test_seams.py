@@ -105,6 +105,12 @@ def test_a_local_build_of_the_same_sglang_fits(monkeypatch):
     assert seams.version_problem() is None
 
 
+def test_this_packages_version_is_told_beside_sglangs():
+    from sglang_dsv4_nvfp4 import machine
+
+    assert list(machine.versions())[:2] == ["sglang-dsv4-nvfp4", "sglang"]
+
+
 @pytest.fixture
 def check_startup():
     """What is hooked after SGLang's own look at the server's options."""
