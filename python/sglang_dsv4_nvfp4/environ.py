@@ -3,7 +3,7 @@
 It stands in for ``sglang/srt/environ.py``, whose import brings torch: the plugin is
 asked in every SGLang process, and almost always the answer is that nobody wants it.
 
-Not in-tree: the fields of ``Envs`` that SGLang does not have join its own.
+Not in-tree: the fields of ``Envs`` join those of SGLang's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ class EnvStr:
         return os.environ.get(self.name, self.default)
 
 
-class Envs:
-    # SM120 FlashMLA decode backend, SGLang's own: the NVFP4 branch follows it.
+class _SGLangsOwn:
+    # SM120 FlashMLA decode backend: the NVFP4 branch follows it.
     SGLANG_SM120_FLASHMLA_BACKEND = EnvStr("flashinfer")
+
+
+class Envs(_SGLangsOwn):
     # Format of DeepSeek-V4's KV cache on SM120/SM121: "fp8" or "nvfp4".
     SGLANG_SM120_KV_CACHE_FORMAT = EnvStr("fp8")
     # What reads NVFP4 pages: "auto", "sparse", "cake", "triton" or "torch". Unset,

@@ -1,11 +1,11 @@
 """What SGLang does differently at each function that a seam touches.
 
-A guard takes what its target takes, under the same names, and says in its body what a
-maintainer of SGLang would write there. SGLang's plugin system calls it; the in-tree form
-has its statements at the target itself:
+A guard takes what it needs of its target's arguments, under the same names, and says in
+its body what a maintainer of SGLang would write there. SGLang's plugin system calls it;
+the in-tree form has its statements at the target itself:
 
-- ``original`` comes first: they stand at the target's head, and the last one,
-  ``return original(...)``, is what comes there anyway;
+- ``original`` comes first: they stand at the target's head. The last one, ``return
+  original()``, goes on as if nothing had been asked, which is what comes there anyway;
 - ``result`` comes first: they stand at the target's end.
 
 Imports at the top of this module are at the top of the target's there, imports in a
@@ -17,20 +17,17 @@ Not in-tree: the statements are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
 
 from sglang_dsv4_nvfp4.kv_gate import is_nvfp4_kv_cache
 from sglang_dsv4_nvfp4.layout import NVFP4_KV_LAYOUT, kernel_view
 from sglang_dsv4_nvfp4.mem_cache.storage import tag_storage_keys
 
 
-def count_paged_kv_bytes(original: Callable, self: Any, compress_ratio: int = 0):
+def count_paged_kv_bytes(original: Callable, *args, **kwargs):
     if is_nvfp4_kv_cache():
         # No page is padded, whatever its size.
         return float(NVFP4_KV_LAYOUT.bytes_per_token)
-    return original(self, compress_ratio)
+    return original()
 
 
 def attend(original: Callable, **kwargs):
@@ -39,7 +36,7 @@ def attend(original: Callable, **kwargs):
         from sglang_dsv4_nvfp4.attention.dispatch import flash_mla_with_nvfp4_kvcache
 
         return flash_mla_with_nvfp4_kvcache(**kwargs)
-    return original(**kwargs)
+    return original()
 
 
 def store_compressed(
@@ -53,7 +50,7 @@ def store_compressed(
     out_loc,
     kvcache,
     page_size,
-    layout=KVLayout.V4,
+    layout=None,
     **others,
 ):
     # The latents' pool names the layout; the indexer's keys keep their own.
@@ -70,26 +67,13 @@ def store_compressed(
             cache=kernel_view(kvcache, page_size),
         )
         return
-    return original(
-        kv,
-        plan,
-        norm_weight=norm_weight,
-        norm_eps=norm_eps,
-        freq_cis=freq_cis,
-        out_loc=out_loc,
-        kvcache=kvcache,
-        page_size=page_size,
-        layout=layout,
-        **others,
-    )
+    return original()
 
 
-def attach_storage(
-    original: Callable, self: Any, storage_backend: str, *args, **kwargs
-):
+def attach_storage(original: Callable, self, storage_backend: str, *args, **kwargs):
     # NVFP4 pools only: pages that FP8 stored must not be read as theirs.
     tag_storage_keys(self.mem_pool_device, self.storage_host_pool, storage_backend)
-    return original(self, storage_backend, *args, **kwargs)
+    return original()
 
 
 def check_server_args(result: None, server_args, model_arch: str) -> None:

@@ -254,7 +254,19 @@ def _is_in_force(seam: Seam) -> bool:
 def _hook(seam: Seam) -> Any:
     module, name = seam.hook.split(":")
     hook = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    if seam.kind is Kind.AROUND:
+        return _going_on(hook)
     return _checked_startup(hook) if seam.kind is Kind.AFTER else hook
+
+
+def _going_on(guard: Callable) -> Callable:
+    """``guard``, whose ``original`` is the target with the arguments that came."""
+
+    @functools.wraps(guard)
+    def run(original: Callable, *args, **kwargs) -> Any:
+        return guard(functools.partial(original, *args, **kwargs), *args, **kwargs)
+
+    return run
 
 
 def _checked_startup(check: Callable) -> Callable:

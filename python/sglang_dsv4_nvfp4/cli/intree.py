@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sglang_dsv4_nvfp4 import seams
 
 if TYPE_CHECKING:
-    from sglang_dsv4_nvfp4.intree.tree import Change, Tree
+    from sglang_dsv4_nvfp4.intree.tree import Tree, Written
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action; 1 when the tree does not take it, and then nothing was written."""
+    """Do one action; 1 when the tree does not take it, which is known before it is
+    written to."""
     try:
         from sglang_dsv4_nvfp4.intree.tree import Tree, TreeError
     except ModuleNotFoundError as error:
@@ -32,13 +33,15 @@ def run(args: argparse.Namespace) -> int:
         for problem in error.problems:
             _say(problem)
         return 1
+    except OSError as error:
+        _say(f"{error}; what was done so far can be finished, or undone, by a next run")
+        return 1
     return 0
 
 
 def _apply(tree: Tree, args: argparse.Namespace) -> None:
     if args.check:
-        pending = [one for one in tree.changes() if one.found != one.applied]
-        _report(pending, tree, "would change; nothing was written")
+        _report(tree.pending(), tree, "would change; nothing was written")
         return
     _report(tree.apply(), tree, "changed")
 
@@ -58,21 +61,20 @@ _ACTIONS: dict[str, Callable[[Tree, argparse.Namespace], None]] = {
 }
 
 
-def _report(changes: Iterable[Change], tree: Tree, outcome: str) -> None:
+def _report(written: Sequence[Written], tree: Tree, outcome: str) -> None:
     """A line for each file, SGLang's own ones first, and how many they are."""
-    edited, new = [], []
-    for change in changes:
-        if change.without is None:
-            new.append(change)
-            continue
-        edited.append(change)
-        lines = len(change.applied.splitlines()) - len(change.without.splitlines())
-        print(f"{change.path}: {lines} lines")
-    for change in new:
-        print(f"{change.path}: a file of {len(change.applied.splitlines())} lines")
+    of_sglang = [one for one in written if None not in (one.before, one.after)]
+    ours = [one for one in written if one not in of_sglang]
+    for one in (*of_sglang, *ours):
+        print(f"{one.path}: {_length(one.after) - _length(one.before):+d} lines")
     print(
-        f"{tree.packages}: {len(edited)} of SGLang's files and {len(new)} of ours {outcome}"
+        f"{tree.packages}: {len(of_sglang)} of SGLang's files and {len(ours)} of ours "
+        f"{outcome}"
     )
+
+
+def _length(text: str | None) -> int:
+    return len((text or "").splitlines())
 
 
 def _say(line: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_dsv4_nvfp4 import __version__
+from sglang_dsv4_nvfp4.intree import aliases
 
 # Each subcommand's module, imported only when it is called: SGLang takes seconds.
 _COMMANDS = {
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = getattr(args, "out", None)
     if args.command == "verify" and not out.parent.is_dir():
         parser.error(f"--out {out}: {out.parent} is no directory")
+    if args.command == "intree":
+        # The tree may be the installed SGLang, and half done.
+        aliases.uninstall()
     # SGLang's modules warn, on import, of hardware that is not there.
     warnings.filterwarnings("ignore", module=r"sglang\.")
     return importlib.import_module(f"{__package__}.{args.command}").run(args)

@@ -39,6 +39,11 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def uninstall() -> None:
+    """Have our modules be ours again, those aside that are imported already."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,13 @@ import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from sglang_dsv4_nvfp4 import seams
-from sglang_dsv4_nvfp4.intree import places, sites
+from sglang_dsv4_nvfp4.intree import places, sites, toplevel
 from sglang_dsv4_nvfp4.intree.landing import relocated, used_names
 
 _GUARDS = f"{places.OURS}.guards"
 _ENVIRON = f"{places.OURS}.environ"
+# Of SGLang's fields, the one that ours follow: what DeepSeek-V4's caches hold.
+_RELATED_VARIABLE = "SGLANG_DSV4_COMPRESSED_KV_LAYOUT"
 _GATE = (f"{places.OURS}.kv_gate", "is_nvfp4_kv_cache")
 
 
@@ -31,14 +34,14 @@ class Edit:
     """What one file gets for one reason.
 
     reason: the seam's target, or the variables.
-    file: under the tree's package folder's parent, ``sglang/...``.
+    file: ``sglang/...``, in the folder that the package lies in.
     parameters: what the function at the site has to take.
     """
 
     reason: str
     file: str
-    site: sites.Site | sites.Entry
-    imports: tuple[sites.Import, ...] = ()
+    site: sites.Site | toplevel.Entry
+    imports: tuple[toplevel.Import, ...] = ()
     parameters: frozenset[str] = frozenset()
 
 
@@ -102,7 +105,7 @@ def _entry(seam: seams.Seam, table: tuple[seams.Seam, ...], packages: Path) -> E
     return Edit(
         seam.target,
         file,
-        sites.Entry(
+        toplevel.Entry(
             dictionary,
             neighbour=replaced.target.rpartition(".")[2],
             key=replaced.hook.split(":")[1],
@@ -113,30 +116,22 @@ def _entry(seam: seams.Seam, table: tuple[seams.Seam, ...], packages: Path) -> E
 
 
 def _variables() -> Edit:
-    """The fields of ours that SGLang's ``Envs`` lacks, after the one that both have."""
+    """The fields of our ``Envs`` among those of SGLang's."""
     module = cst.parse_module(places.source(_ENVIRON))
     (envs,) = (
         statement
         for statement in module.body
         if m.matches(statement, m.ClassDef(name=m.Name("Envs")))
     )
-    shared, *ours = envs.body.body
-    code = "".join(module.code_for_node(field) for field in ours)
-    name = m.extract(
-        shared,
-        m.SimpleStatementLine(
-            body=[m.Assign(targets=[m.AssignTarget(m.SaveMatchedNode(m.Name(), "x"))])]
-        ),
-    )["x"].value
+    code = "".join(module.code_for_node(field) for field in envs.body.body)
+    site = sites.AfterField(("Envs",), code, field=_RELATED_VARIABLE)
     file = places.homes()[_ENVIRON].replace(".", "/") + ".py"
-    return Edit(
-        "environment variables", file, sites.AfterField(("Envs",), code, field=name)
-    )
+    return Edit("environment variables", file, site)
 
 
 def guard_statements(
     name: str, source: str | None = None
-) -> tuple[str, tuple[sites.Import, ...], frozenset[str]]:
+) -> tuple[str, tuple[toplevel.Import, ...], frozenset[str]]:
     """The statements of a guard, what they import, and the parameters they use.
 
     Args:
@@ -155,18 +150,14 @@ def guard_statements(
     statements = list(guard.body.body)
     if first == "original":
         calls_original = m.SimpleStatementLine(
-            body=[m.Return(m.Call(func=m.Name("original")))]
+            body=[m.Return(m.Call(func=m.Name("original"), args=[]))]
         )
         if not m.matches(statements.pop(), calls_original):
             raise ValueError(f"the guard {name} does not end with the original")
     body = guard.body.with_changes(body=statements)
     used = used_names(body)
-    inside = {
-        alias.evaluated_alias or alias.evaluated_name
-        for found in m.findall(body, m.ImportAlias())
-        for alias in [found]
-    }
-    at_the_top = {used_name for used_name in used if used_name in imported}
+    inside = {alias.evaluated_name for alias in m.findall(body, m.ImportAlias())}
+    at_the_top = used & imported.keys()
     unknown = used - at_the_top - inside - set(parameters) - set(dir(builtins))
     if unknown:
         raise ValueError(f"the guard {name} uses {', '.join(sorted(unknown))}")
@@ -181,26 +172,41 @@ def _guards(source: str | None) -> tuple[cst.Module, dict[str, str]]:
     module = relocated(source or places.source(_GUARDS))
     imported = {}
     for statement in module.body:
-        for found in m.findall(statement, m.ImportFrom()):
-            if not isinstance(statement, cst.SimpleStatementLine):
-                continue
-            for alias in found.names:
-                imported[alias.evaluated_name] = get_full_name_for_node(found.module)
+        match statement:
+            case cst.SimpleStatementLine(body=[cst.ImportFrom() as found]):
+                source_module = get_full_name_for_node(found.module)
+                for alias in found.names:
+                    imported[alias.evaluated_name] = source_module
     return module, imported
 
 
 def parameter_problem(edit: Edit, module: cst.Module) -> str | None:
-    """Which parameters the function at the site lacks, if so."""
+    """Which parameters the function at the site lacks, if so; None if there is none."""
     if not edit.parameters:
         return None
     block: cst.CSTNode = module
     for name in edit.site.path:
-        found = m.findall(block, m.ClassDef(m.Name(name)) | m.FunctionDef(m.Name(name)))
+        named = m.ClassDef(m.Name(name)) | m.FunctionDef(m.Name(name))
+        found = m.findall(block, named)
+        if not found:
+            return None
         block = found[0]
     missing = edit.parameters - set(_parameter_names(block))
     if not missing:
         return None
     return f"{edit.site.described()} takes no {', '.join(sorted(missing))}"
+
+
+def leftover(made: Iterable[Edit], without: str) -> str | None:
+    """A name that our edits brought into a file and that is in it without them."""
+    made = list(made)
+    names = {name for one in merged_imports(made) for name in one.names}
+    for edit in made:
+        names.update(edit.site.names())
+    for name in sorted(names):
+        if re.search(rf"\b{name}\b", without):
+            return name
+    return None
 
 
 def _parameter_names(function: cst.FunctionDef) -> list[str]:
@@ -217,27 +223,27 @@ def _locate(target: str, packages: Path) -> tuple[str, tuple[str, ...]]:
     raise sites.AnchorMissing(f"no file of {target}")
 
 
-def _import(ours: str, name: str) -> sites.Import:
-    return sites.Import(places.homes()[ours], (name,))
+def _import(ours: str, name: str) -> toplevel.Import:
+    return toplevel.Import(places.homes()[ours], (name,))
 
 
-def _import_hook(seam: seams.Seam) -> sites.Import:
+def _import_hook(seam: seams.Seam) -> toplevel.Import:
     module, name = seam.hook.split(":")
     return _import(f"{places.OURS}.{module}", name)
 
 
-def _grouped(wanted: Iterable[tuple[str, str]]) -> tuple[sites.Import, ...]:
+def _grouped(wanted: Iterable[tuple[str, str]]) -> tuple[toplevel.Import, ...]:
     """One import a module, of ``(module, name)``."""
     by_module: dict[str, set[str]] = {}
     for module, name in wanted:
         by_module.setdefault(module, set()).add(name)
     return tuple(
-        sites.Import(module, tuple(sorted(names)))
+        toplevel.Import(module, tuple(sorted(names)))
         for module, names in sorted(by_module.items())
     )
 
 
-def merged_imports(made: Iterable[Edit]) -> tuple[sites.Import, ...]:
+def merged_imports(made: Iterable[Edit]) -> tuple[toplevel.Import, ...]:
     """The imports of all edits of one file, one a module."""
     return _grouped(
         (one.module, name)

@@ -1,4 +1,4 @@
-"""Places in a source file, found by names, and statements that are put there or taken away.
+"""Places in classes and functions, found by names, and statements put there or taken away.
 
 Nothing else of the file changes: libcst keeps every byte that it is not asked to touch.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import black
 import libcst as cst
+import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
-from sglang_dsv4_nvfp4.intree.landing import LINE_LENGTH, import_line
+from sglang_dsv4_nvfp4.intree.landing import LINE_LENGTH
 
 _Statements = Sequence[cst.BaseStatement]
 
@@ -66,6 +67,12 @@ class Site(ABC):
         """What has to be in the file for the site to be found."""
         return ".".join(self.path)
 
+    def names(self) -> set[str]:
+        """Names that the statements bring in: imported, or assigned in a class."""
+        module = cst.parse_module(self.code)
+        imported = m.findall(module, m.ImportAlias())
+        return {alias.evaluated_name for alias in imported}
+
     @abstractmethod
     def position(self, block: _Statements, is_whole: bool) -> int | None:
         """Where in ``block`` the statements go; None: not in this one.
@@ -91,7 +98,11 @@ class End(Site):
     """Last in a function."""
 
     def position(self, block: _Statements, is_whole: bool) -> int | None:
-        return len(block) if is_whole else None
+        if not is_whole:
+            return None
+        if any(m.findall(statement, m.Return()) for statement in block):
+            raise AnchorMissing(f"{self.described()} returns before its end")
+        return len(block)
 
     def statements(self) -> list[cst.BaseStatement]:
         first, *others = super().statements()
@@ -115,6 +126,10 @@ class AfterField(Site):
 
     def described(self) -> str:
         return f"{super().described()}.{self.field}"
+
+    def names(self) -> set[str]:
+        assigned = m.findall(cst.parse_module(self.code), m.AssignTarget(m.Name()))
+        return {target.target.value for target in assigned}
 
 
 @dataclass(frozen=True)
@@ -224,167 +239,14 @@ class _Removal(_Blocks):
 
 def _find(block: _Statements, statements: _Statements) -> int | None:
     """Where ``statements`` follow one another in ``block``."""
-    wanted = [_text(statement) for statement in statements]
-    texts = [_text(statement) for statement in block]
+    wanted = [text_of(statement) for statement in statements]
+    texts = [text_of(statement) for statement in block]
     for start in range(len(texts) - len(wanted) + 1):
         if texts[start : start + len(wanted)] == wanted:
             return start
     return None
 
 
-def _text(node: cst.CSTNode) -> str:
+def text_of(node: cst.CSTNode) -> str:
+    """What ``node`` reads as where nothing is indented."""
     return textwrap.dedent(cst.Module([]).code_for_node(node)).strip("\n")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry of a module's dictionary, before that of ``neighbour``."""
-
-    dictionary: str
-    neighbour: str
-    key: str
-    value: str
-
-    def insert(self, module: cst.Module) -> cst.Module:
-        """
-        Raises:
-            AnchorMissing: naming what is not there.
-        """
-        found = self._dictionary(module)
-        names = [get_full_name_for_node(element.key) for element in found.elements]
-        if self.key in names:
-            return module
-        if self.neighbour not in names[1:]:
-            raise AnchorMissing(f"no {self.described()}, or none before it")
-        at = names.index(self.neighbour)
-        entry = cst.DictElement(
-            cst.parse_expression(self.key),
-            cst.parse_expression(self.value),
-            # A line of its own, as the one before has.
-            comma=found.elements[at - 1].comma,
-        )
-        elements = [*found.elements[:at], entry, *found.elements[at:]]
-        return module.with_deep_changes(found, elements=elements)
-
-    def remove(self, module: cst.Module) -> cst.Module:
-        """``module`` without it."""
-        found = self._dictionary(module)
-        elements = [
-            element
-            for element in found.elements
-            if get_full_name_for_node(element.key) != self.key
-        ]
-        return module.with_deep_changes(found, elements=elements)
-
-    def described(self) -> str:
-        """What has to be in the file for the site to be found."""
-        return f"{self.dictionary}[{self.neighbour}]"
-
-    def _dictionary(self, module: cst.Module) -> cst.Dict:
-        for statement in _small_statements(module):
-            match statement:
-                case cst.AnnAssign(
-                    target=cst.Name(value=self.dictionary), value=cst.Dict() as found
-                ):
-                    return found
-                case cst.Assign(
-                    targets=[cst.AssignTarget(target=cst.Name(value=self.dictionary))],
-                    value=cst.Dict() as found,
-                ):
-                    return found
-        raise AnchorMissing(f"no dictionary {self.dictionary}")
-
-
-@dataclass(frozen=True)
-class Import:
-    """``from module import names`` among a module's other imports of SGLang."""
-
-    module: str
-    names: tuple[str, ...]
-
-    def insert(self, module: cst.Module) -> cst.Module:
-        """``module`` with this import where isort wants it.
-
-        Raises:
-            AnchorMissing: it imports nothing of SGLang, or has such a name already.
-        """
-        line = import_line(self.module, self.names)
-        body = list(module.body)
-        if self._present(body) is not None:
-            return module
-        taken = sorted(set(self.names) & set(_bound_names(module)))
-        if taken:
-            raise AnchorMissing(f"it has a {', '.join(taken)} of its own")
-        others = self._others(body)
-        after = [index for index in others if _imported(body[index]) > self.module]
-        at = min(after, default=max(others) + 1)
-        if at == min(others):
-            # What sets the section apart belongs to its first line.
-            line = line.with_changes(leading_lines=body[at].leading_lines)
-            body[at] = body[at].with_changes(leading_lines=[])
-        return module.with_changes(body=[*body[:at], line, *body[at:]])
-
-    def remove(self, module: cst.Module) -> cst.Module:
-        """``module`` without it."""
-        body = list(module.body)
-        at = self._present(body)
-        if at is None:
-            return module
-        if body[at].leading_lines:
-            body[at + 1] = body[at + 1].with_changes(
-                leading_lines=body[at].leading_lines
-            )
-        return module.with_changes(body=[*body[:at], *body[at + 1 :]])
-
-    def _present(self, body: _Statements) -> int | None:
-        """Where this very import is."""
-        text = _text(import_line(self.module, self.names))
-        for index, statement in enumerate(body):
-            if _imported(statement) == self.module and _text(statement) == text:
-                return index
-        return None
-
-    def _others(self, body: _Statements) -> list[int]:
-        """Imports of SGLang at the top, up to the first statement of another kind."""
-        found: list[int] = []
-        for index, statement in enumerate(body):
-            if _imported(statement).startswith("sglang."):
-                found.append(index)
-            elif found:
-                break
-        if not found:
-            raise AnchorMissing("no import of sglang's at the top")
-        return found
-
-
-def _imported(statement: cst.BaseStatement) -> str:
-    """The module of an absolute ``from ... import``; of another statement nothing."""
-    match statement:
-        case cst.SimpleStatementLine(
-            body=[cst.ImportFrom(module=cst.BaseExpression() as module, relative=[])]
-        ):
-            return get_full_name_for_node(module) or ""
-    return ""
-
-
-def _small_statements(module: cst.Module) -> Iterator[cst.BaseSmallStatement]:
-    for statement in module.body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            yield from statement.body
-
-
-def _bound_names(module: cst.Module) -> Iterator[str]:
-    """Names that a module's own statements give a meaning, those of blocks aside."""
-    for statement in module.body:
-        if isinstance(statement, cst.FunctionDef | cst.ClassDef):
-            yield statement.name.value
-    for statement in _small_statements(module):
-        match statement:
-            case cst.ImportFrom(names=[*aliases]) | cst.Import(names=[*aliases]):
-                for alias in aliases:
-                    yield alias.evaluated_alias or alias.evaluated_name
-            case cst.Assign(targets=targets):
-                for target in targets:
-                    yield get_full_name_for_node(target.target) or ""
-            case cst.AnnAssign(target=target):
-                yield get_full_name_for_node(target) or ""

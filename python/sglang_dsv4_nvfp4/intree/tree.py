@@ -1,6 +1,8 @@
 """An SGLang source tree: what the in-tree form changes in it, done or undone.
 
-Everything is worked out before anything is written, and each file is written whole.
+Everything is worked out before anything is written, and each file is written whole. What
+SGLang's files import is there before they do, and goes after them, so that a tree where the
+work was cut short still runs, and a next run finishes or undoes it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +21,8 @@ from sglang_dsv4_nvfp4.intree import edits, places
 from sglang_dsv4_nvfp4.intree.landing import landed
 from sglang_dsv4_nvfp4.intree.sites import AnchorMissing
 
-# Where the package may lie: in a checkout, in an unpacked wheel, or it is the folder.
-_PACKAGES = ("python", ".", "..")
 _KNOWN_BY = "sglang/srt/environ.py"
+_OTHER_VERSION = "that is not this version's, or was edited: take it out by hand, or "
 
 
 class TreeError(ValueError):
@@ -37,12 +38,26 @@ class Change:
     """One file without the in-tree form, as it lies there, and with it.
 
     None: there is no such file.
+
+    missing: why the form cannot be brought in, if so.
+    leftover: what of it could not be taken out, if anything.
     """
 
     path: str
     without: str | None
     found: str | None
-    applied: str
+    applied: str | None
+    missing: str | None = None
+    leftover: str | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that was changed, or would be; None: there is no such file."""
+
+    path: str
+    before: str | None
+    after: str | None
 
 
 class Tree:
@@ -56,18 +71,18 @@ class Tree:
     """
 
     def __init__(self, folder: Path) -> None:
-        for packages in _PACKAGES:
-            self.packages = (folder.resolve() / packages).resolve()
-            inside = self.packages / "sglang"
-            if packages == ".." and inside != folder.resolve():
-                continue
-            if (self.packages / _KNOWN_BY).is_file():
-                break
-        else:
-            raise TreeError(
-                [f"{folder} is no SGLang checkout or package: no {_KNOWN_BY} in it"]
-            )
-        self.root = folder.resolve()
+        root = folder.resolve()
+        if root.name == "sglang" and (root.parent / _KNOWN_BY).is_file():
+            root = root.parent
+        # What paths in a patch start from.
+        self.root = root
+        for packages in (root / "python", root):
+            if (packages / _KNOWN_BY).is_file():
+                self.packages = packages
+                return
+        raise TreeError(
+            [f"{folder} is no SGLang checkout or package: no {_KNOWN_BY} in it"]
+        )
 
     @property
     def version(self) -> str | None:
@@ -79,39 +94,60 @@ class Tree:
         return found[1] if found else None
 
     def changes(self) -> list[Change]:
-        """Every file that differs between the two forms.
+        """Every file that differs between the two forms, ours first.
+
+        Raises:
+            TreeError: a file of ours is there with other contents.
+        """
+        return [*self._landed(), *self._edited()]
+
+    def pending(self) -> list[Written]:
+        """What :meth:`apply` would write.
 
         Raises:
             TreeError: naming each anchor that is missing, and each file that has
                 something in it of another version of the in-tree form.
         """
-        problems: list[str] = []
-        changes = [*self._edited(problems), *self._landed(problems)]
-        if problems:
-            raise TreeError(problems)
-        return changes
+        changes = self.changes()
+        _refuse(change.missing for change in changes)
+        pending = [change for change in changes if change.found != change.applied]
+        _refuse(change.leftover for change in pending)
+        return [Written(one.path, one.found, one.applied) for one in pending]
 
-    def apply(self) -> list[Change]:
-        """Bring the in-tree form into the tree; what was changed."""
-        done = [change for change in self.changes() if change.found != change.applied]
-        for change in done:
-            self._write(change.path, change.applied)
-        return done
+    def apply(self) -> list[Written]:
+        """Bring the in-tree form into the tree; raises as :meth:`pending`."""
+        pending = self.pending()
+        for one in pending:
+            self._write(one.path, one.after)
+        return pending
 
-    def revert(self) -> list[Change]:
-        """Take it out again; what was changed."""
-        done = [change for change in self.changes() if change.found != change.without]
-        for change in done:
-            self._write(change.path, change.without)
+    def revert(self) -> list[Written]:
+        """Take it out again.
+
+        Raises:
+            TreeError: naming each file in which something of it would stay.
+        """
+        changes = self.changes()
+        _refuse(change.leftover for change in changes)
+        done = [
+            Written(one.path, one.found, one.without)
+            for one in reversed(changes)
+            if one.found != one.without
+        ]
+        for one in done:
+            self._write(one.path, one.after)
         return done
 
     def diff(self) -> Iterator[str]:
-        """Lines of a patch that brings a tree without it the in-tree form."""
-        prefix = (self.packages / "sglang").relative_to(
-            self.root.parent if self.root.name == "sglang" else self.root
-        )
-        for change in self.changes():
-            name = (prefix.parent / change.path).as_posix()
+        """Lines of a patch that brings a tree without it the in-tree form.
+
+        Raises:
+            TreeError: as :meth:`pending` and :meth:`revert`.
+        """
+        changes = self.changes()
+        _refuse(reason for one in changes for reason in (one.missing, one.leftover))
+        for change in sorted(changes, key=lambda one: (one.without is None, one.path)):
+            name = (self.packages / change.path).relative_to(self.root).as_posix()
             yield from difflib.unified_diff(
                 (change.without or "").splitlines(keepends=True),
                 change.applied.splitlines(keepends=True),
@@ -119,72 +155,75 @@ class Tree:
                 f"b/{name}",
             )
 
-    def _edited(self, problems: list[str]) -> Iterator[Change]:
-        made = edits.edits(self.packages, problems)
-        made.sort(key=lambda edit: edit.file)
-        for file, group in itertools.groupby(made, key=lambda edit: edit.file):
-            yield from self._edited_file(file, list(group), problems)
+    def _landed(self) -> Iterator[Change]:
+        moved = sorted((path, ours) for ours, path in places.places().items())
+        for path, ours in moved:
+            found = self._read(path) if (self.packages / path).is_file() else None
+            applied = landed(ours)
+            leftover = None
+            if found not in (None, applied):
+                leftover = f"{path} is a file {_OTHER_VERSION}move it away"
+            yield Change(path, None, found, applied, leftover=leftover)
 
-    def _edited_file(
-        self, file: str, made: list[edits.Edit], problems: list[str]
-    ) -> Iterator[Change]:
-        found = self._read(file)
-        without = cst.parse_module(found)
+    def _edited(self) -> Iterator[Change]:
+        problems: list[str] = []
+        made = sorted(edits.edits(self.packages, problems), key=lambda edit: edit.file)
+        for problem in problems:
+            yield Change(problem, None, None, None, missing=problem)
+        for file, group in itertools.groupby(made, key=lambda edit: edit.file):
+            yield self._edited_file(file, list(group))
+
+    def _edited_file(self, file: str, made: list[edits.Edit]) -> Change:
         imports = edits.merged_imports(made)
-        for part in (*(edit.site for edit in made), *imports):
-            without = part.remove(without)
-        applied = without
+        parts = [*(edit.site for edit in made), *imports]
         try:
-            for edit in made:
-                problem = edits.parameter_problem(edit, without)
+            found = self._read(file)
+            without = applied = module = cst.parse_module(found)
+        except (cst.ParserSyntaxError, UnicodeDecodeError) as error:
+            return Change(file, None, None, None, missing=f"{file}: {error}")
+        for part in parts:
+            without = part.remove(without)
+        leftover = edits.leftover(made, without.code)
+        if leftover:
+            leftover = f"{file} has a {leftover} {_OTHER_VERSION}with that version"
+        try:
+            for problem in (edits.parameter_problem(edit, module) for edit in made):
                 if problem:
                     raise AnchorMissing(problem)
-                applied = edit.site.insert(applied)
-            for one in imports:
-                applied = one.insert(applied)
+            for part in parts:
+                # Where it is already, it stays where it is.
+                applied = part.insert(applied)
         except AnchorMissing as error:
-            problems.append(f"{file}: {error}")
-            return
-        text = without.code
-        for home in map(places.module_name, places.places().values()):
-            if home in text:
-                problems.append(
-                    f"{file} has something of {home} that is not this version's: revert "
-                    "with the version that wrote it"
-                )
-                return
-        yield Change(file, text, found, applied.code)
-
-    def _landed(self, problems: list[str]) -> Iterator[Change]:
-        for path, ours in sorted(
-            (path, ours) for ours, path in places.places().items()
-        ):
-            found = self._read(path) if (self.packages / path).exists() else None
-            applied = landed(ours)
-            if found not in (None, applied):
-                problems.append(
-                    f"{path} is there and not this version's: move it away, or revert "
-                    "with the version that wrote it"
-                )
-                continue
-            yield Change(path, None, found, applied)
+            missing = f"{file}: {error}"
+            return Change(file, without.code, found, found, missing, leftover)
+        return Change(file, without.code, found, applied.code, leftover=leftover)
 
     def _read(self, path: str) -> str:
         # Line ends are left as they are.
         return (self.packages / path).read_bytes().decode()
 
     def _write(self, path: str, text: str | None) -> None:
-        target = self.packages / path
+        target = (self.packages / path).resolve()
         if text is None:
             target.unlink()
             _tidy(target)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(target.name + ".new")
-        draft.write_bytes(text.encode())
-        if target.exists():
-            draft.chmod(target.stat().st_mode)
-        os.replace(draft, target)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            draft.write_bytes(text.encode())
+            if target.exists():
+                draft.chmod(target.stat().st_mode)
+            os.replace(draft, target)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _refuse(reasons: Iterable[str | None]) -> None:
+    problems = list(filter(None, reasons))
+    if problems:
+        raise TreeError(problems)
 
 
 def _tidy(removed: Path) -> None:

@@ -22,8 +22,8 @@ def edited_files(installed) -> list[str]:
 
 @pytest.fixture
 def checkout(installed, edited_files, tmp_path) -> Path:
-    """As a user's clone: the package lies in ``python/``."""
-    folder = tmp_path / "checkout"
+    """As a user's clone, under git's own name: the package lies in ``python/``."""
+    folder = tmp_path / "sglang"
     for file in [*edited_files, "sglang/_version.py"]:
         target = folder / "python" / file
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -126,6 +126,20 @@ def test_doctor_says_where_it_is(tree):
     assert "seam" not in result.stdout
 
 
+def test_a_half_done_installation_can_be_finished(tree):
+    """The command must not import the tree that it is to mend."""
+    machine = tree / places.place(f"{places.OURS}.machine")
+    text = machine.read_text()
+    machine.unlink()
+    program = (
+        "import sys; from sglang_dsv4_nvfp4.cli.main import main\n"
+        f"sys.exit(main(['intree', 'apply', '--tree', {str(tree)!r}]))"
+    )
+    result = run_python("-c", program, PYTHONPATH=str(tree))
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert machine.read_text() == text
+
+
 def test_an_import_that_is_not_ours_passes_through(monkeypatch):
     finder = aliases._Finder()
     assert finder.find_spec("sglang_dsv4_nvfp4.seams", None) is None

@@ -1,6 +1,7 @@
 """Each module has one place in SGLang's tree, or says why it has none."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,12 @@ def test_a_landed_module_compiles_and_names_nothing_of_ours(ours):
     text = landing.landed(ours)
     ast.parse(text)
     assert places.OURS not in text and "n-tree:" not in text
+    foreign = re.findall(
+        r"this (?:package|project|repository)|plugin|\bseams?\b|original patch"
+        r"|\b(?:test|benchmark|docs)/",
+        text,
+    )
+    assert not foreign
 
 
 def test_what_the_tree_needs_is_in_it(installed):

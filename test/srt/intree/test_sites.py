@@ -3,7 +3,7 @@
 import libcst as cst
 import pytest
 
-from sglang_dsv4_nvfp4.intree import sites
+from sglang_dsv4_nvfp4.intree import sites, toplevel
 
 pytestmark = pytest.mark.stock_sglang
 
@@ -52,6 +52,9 @@ class Builder:
 
         return cls(**extra)
 
+    def check(self):
+        self.seen = True
+
     async def unused(self):
         pass
     # The last word.
@@ -84,8 +87,8 @@ CASES = {
         "        if kind:\n",
     ),
     "the end of a method": (
-        sites.End(("Builder", "build"), "check(kind)\n"),
-        "        return cls(**extra)\n\n        check(kind)\n\n    async def unused",
+        sites.End(("Builder", "check"), "check()\n"),
+        "        self.seen = True\n\n        check()\n\n    async def unused",
     ),
     "the end of a method with a comment after it": (
         sites.End(("Builder", "unused"), "check()\n"),
@@ -106,19 +109,19 @@ CASES = {
         '            extra = {"a": 1}\n',
     ),
     "an entry": (
-        sites.Entry("TABLE", neighbour="Old", key="Ours", value="ours"),
-        "    First: one,  # the first\n    Ours: ours,  # the first\n    Old: old,\n}\n",
+        toplevel.Entry("TABLE", neighbour="Old", key="Ours", value="ours"),
+        "    First: one,  # the first\n    Ours: ours,\n    Old: old,\n}\n",
     ),
     "an import before the others": (
-        sites.Import("sglang.a", ("f",)),
+        toplevel.Import("sglang.a", ("f",)),
         "import os\n\nfrom sglang.a import f\nfrom sglang.b import (\n",
     ),
     "an import between others": (
-        sites.Import("sglang.c", ("g", "F")),
+        toplevel.Import("sglang.c", ("g", "F")),
         ")\nfrom sglang.c import F, g\nfrom sglang.d import other\n",
     ),
     "an import after the others": (
-        sites.Import("sglang.e", ("h",)),
+        toplevel.Import("sglang.e", ("h",)),
         "from sglang.d import other\nfrom sglang.e import h\n\nTABLE",
     ),
 }
@@ -141,6 +144,30 @@ def test_every_change_is_an_addition(case):
     done = CASES[case][0].insert(cst.parse_module(SOURCE)).code.splitlines()
     lines = iter(done)
     assert all(line in lines for line in SOURCE.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "after"),
+    [
+        ("the head of a function", "    # Why.\n", "    log(x)\n    # Why.\n"),
+        ("the end of a method", "seen = True\n", "seen = True\n        log(1)\n"),
+        ("after a field", "Field(1)\n", "Field(1)\n    theirs = Field(3)\n"),
+        ("an entry", "    Old: old", "    Theirs: theirs,\n    Old: old"),
+        ("an import between others", ")\n", ")\nfrom sglang.bb import log\n"),
+    ],
+)
+def test_where_it_is_it_stays_when_others_come_beside_it(case, before, after):
+    site, _ = CASES[case]
+    both = site.insert(cst.parse_module(SOURCE)).code.replace(before, after, 1)
+    assert site.insert(cst.parse_module(both)).code == both
+    alone = SOURCE.replace(before, after, 1)
+    assert site.remove(cst.parse_module(both)).code == alone
+
+
+def test_an_entry_of_anothers_is_neither_ours_nor_taken():
+    site, _ = CASES["an entry"]
+    theirs = SOURCE.replace("    Old: old", "    Ours: theirs,\n    Old: old")
+    assert site.remove(cst.parse_module(theirs)).code == theirs
 
 
 def test_all_of_them_at_once():
@@ -166,10 +193,14 @@ def test_windows_line_ends_stay():
         (sites.Head(("gone",), GUARD), "no gone"),
         (sites.Head(("Builder", "plain"), GUARD), "no Builder.plain"),
         (sites.AfterField(("Pool",), "a = 1\n", field="gone"), "Pool.gone"),
+        (sites.End(("plain",), "check()\n"), "plain returns before its end"),
         (choice("Gone"), "no Builder.build: cls = Gone"),
-        (sites.Entry("GONE", "Old", "Ours", "ours"), "no dictionary GONE"),
-        (sites.Entry("TABLE", "Gone", "Ours", "ours"), r"no TABLE\[Gone\]"),
-        (sites.Import("sglang.a", ("plain", "TABLE")), "it has a TABLE, plain of its"),
+        (toplevel.Entry("GONE", "Old", "Ours", "ours"), "no dictionary GONE"),
+        (toplevel.Entry("TABLE", "Gone", "Ours", "ours"), r"no TABLE\[Gone\]"),
+        (
+            toplevel.Import("sglang.a", ("plain", "TABLE")),
+            "it has a TABLE, plain of its",
+        ),
     ],
 )
 def test_a_missing_anchor_is_named(site, named):
@@ -179,7 +210,7 @@ def test_a_missing_anchor_is_named(site, named):
 
 def test_a_file_that_imports_nothing_of_sglang_is_named():
     with pytest.raises(sites.AnchorMissing, match="no import of sglang's"):
-        sites.Import("sglang.a", ("f",)).insert(cst.parse_module("import os\n"))
+        toplevel.Import("sglang.a", ("f",)).insert(cst.parse_module("import os\n"))
 
 
 def test_long_statements_are_broken_at_their_depth():
