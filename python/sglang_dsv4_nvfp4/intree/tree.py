@@ -22,7 +22,6 @@ from sglang_dsv4_nvfp4.intree.landing import landed
 from sglang_dsv4_nvfp4.intree.sites import AnchorMissing
 
 _KNOWN_BY = "sglang/srt/environ.py"
-_OTHER_VERSION = "that is not this version's, or was edited: take it out by hand, or "
 
 
 class TreeError(ValueError):
@@ -162,7 +161,10 @@ class Tree:
             applied = landed(ours)
             leftover = None
             if found not in (None, applied):
-                leftover = f"{path} is a file {_OTHER_VERSION}move it away"
+                leftover = (
+                    f"{path} is a file that is not this version's, or was edited: take "
+                    "it out by hand, or move it away"
+                )
             yield Change(path, None, found, applied, leftover=leftover)
 
     def _edited(self) -> Iterator[Change]:
@@ -185,7 +187,10 @@ class Tree:
             without = part.remove(without)
         leftover = edits.leftover(made, without.code)
         if leftover:
-            leftover = f"{file} has a {leftover} {_OTHER_VERSION}with that version"
+            leftover = (
+                f"{file} has a {leftover} that is not this version's, or was edited: "
+                "take it out by hand, or with that version"
+            )
         try:
             for problem in (edits.parameter_problem(edit, module) for edit in made):
                 if problem:
