@@ -12,6 +12,7 @@ is some megabytes, and lie in it where a decode step's inputs would too.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import statistics
@@ -27,6 +28,17 @@ REPLAYS = 30
 # Input sets take turns; together they go past an L2 where one set is some megabytes.
 INPUT_BYTES = 256 << 20
 MAX_INPUT_SETS = 16
+
+
+def out_folder(script: str, description: str) -> Path:
+    """Where a benchmark's results go, ``results`` beside it or ``--out``; it needs a GPU."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    results = Path(script).resolve().parent / "results"
+    parser.add_argument("--out", type=Path, default=results)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    return args.out
 
 
 def num_input_sets(bytes_of_a_set: int) -> int:

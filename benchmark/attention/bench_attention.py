@@ -9,7 +9,6 @@ matplotlib, ``<device>.png``. Slots are drawn at random from pools far larger th
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import sys
@@ -31,7 +30,6 @@ from sglang_dsv4_nvfp4.cli.tune import Bench
 from sglang_dsv4_nvfp4.config import Kernel
 from sglang_dsv4_nvfp4.layout import BYTES_PER_TOKEN, LATENT_DIM
 
-HERE = Path(__file__).resolve().parent
 HEADS = (16, 64, 128)
 TOKENS = (1, 8, 32, 64, 256, 1024, 4096)
 TOPK = 128
@@ -149,11 +147,7 @@ def shapes() -> Iterator[AttentionShape]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
+    out = harness.out_folder(__file__, __doc__)
     rows = []
     bench = AttentionBench()
     for shape in shapes():
@@ -164,7 +158,7 @@ def main() -> int:
         "copy_bytes_per_second": bench.bandwidth,
         "bf16_matmul_flops": bench.flops,
     }
-    path = harness.write(args.out, ceilings, rows)
+    path = harness.write(out, ceilings, rows)
     if importlib.util.find_spec("matplotlib") is None:
         print(f"no plot without matplotlib; later: plot_attention.py {path}")
         return 0

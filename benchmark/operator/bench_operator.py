@@ -9,7 +9,6 @@ writes ``<device>.json`` to DIR (benchmark/operator/results).
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -24,15 +23,10 @@ from sglang_dsv4_nvfp4.cli.tune import Bench
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    results = Path(__file__).resolve().parent / "results"
-    parser.add_argument("--out", type=Path, default=results)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
+    out = harness.out_folder(__file__, __doc__)
     rows = operator_table.measure(Bench(torch.device("cuda")))
     print(operator_table.markdown(rows))
-    harness.write(args.out, {}, rows)
+    harness.write(out, {}, rows)
     return 0
 
 

@@ -8,7 +8,6 @@ Prints a table and writes ``<device>.json`` to DIR (benchmark/store/results).
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable
@@ -284,12 +283,7 @@ def _full_plan(ratio: int, positions: torch.Tensor, is_decode: bool):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent / "results"
-    parser.add_argument("--out", type=Path, default=default)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
+    out = harness.out_folder(__file__, __doc__)
     with hooked_sglang(max_running_requests=64, chunked_prefill_size=8192):
         bench = Bench()
         rows = []
@@ -305,7 +299,7 @@ def main() -> int:
         print(f"device copy: {bench.bandwidth / 1e12:.2f} TB/s")
         print(f"extra memory of a window store: {memory}")
         harness.write(
-            args.out,
+            out,
             {"copy_bytes_per_second": bench.bandwidth},
             rows,
             extra_memory=memory,
