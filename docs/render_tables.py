@@ -7,7 +7,6 @@ Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds what this
 renders; ``--check`` fails where it does not.
 """
 
-import importlib.util
 import json
 import re
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from sglang_dsv4_nvfp4 import seams
 from sglang_dsv4_nvfp4.cli import operator_table
 from sglang_dsv4_nvfp4.cli.demo import table
-from sglang_dsv4_nvfp4.intree import edits
+from sglang_dsv4_nvfp4.intree import edits, places
 from sglang_dsv4_nvfp4.intree.tree import Tree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,7 +215,7 @@ def _operator_table(data: dict) -> str:
 
 def render_sites() -> str:
     """What the in-tree form writes into SGLang's own files, and how much it adds."""
-    installed = Path(importlib.util.find_spec("sglang").origin).parents[1]
+    installed = places.installed_sglang().parent
     added = {
         change.path: len(change.applied.splitlines())
         - len((change.without or "").splitlines())

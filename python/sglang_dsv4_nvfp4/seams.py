@@ -65,6 +65,21 @@ class Seam:
     calls: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
 
+    @property
+    def target_name(self) -> str:
+        """The last part of ``target``."""
+        return self.target.rpartition(".")[2]
+
+    @property
+    def hook_module(self) -> str:
+        """Ours, under this package."""
+        return self.hook.partition(":")[0]
+
+    @property
+    def hook_name(self) -> str:
+        """What ``hook_module`` calls it."""
+        return self.hook.partition(":")[2]
+
 
 _SRT = "sglang.srt"
 _OPS = "sglang.kernels.ops.attention"
@@ -196,10 +211,15 @@ def register() -> None:
             signatures.resolve(seam.target)(replacement(), _hook(seam))
 
 
+def replacing(table: tuple[Seam, ...]) -> Seam:
+    """The one seam of ``table`` that puts a class of ours in another's place."""
+    (seam,) = (seam for seam in table if seam.kind is Kind.REPLACE)
+    return seam
+
+
 def replacement() -> type:
     """Our class in the place of SGLang's pool of all layers."""
-    (seam,) = (seam for seam in SEAMS if seam.kind is Kind.REPLACE)
-    return _hook(seam)
+    return _hook(replacing(SEAMS))
 
 
 def is_registered() -> bool:
@@ -252,8 +272,8 @@ def _is_in_force(seam: Seam) -> bool:
 
 @functools.cache
 def _hook(seam: Seam) -> Any:
-    module, name = seam.hook.split(":")
-    hook = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    module = importlib.import_module(f"{__package__}.{seam.hook_module}")
+    hook = getattr(module, seam.hook_name)
     if seam.kind is Kind.AROUND:
         return _going_on(hook)
     return _checked_startup(hook) if seam.kind is Kind.AFTER else hook

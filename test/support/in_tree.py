@@ -5,13 +5,14 @@ same tests there, with the plugin switched off. Fails where one comes out otherw
 it did with the plugin (``make test``).
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+
+from sglang_dsv4_nvfp4.intree import places
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -27,7 +28,9 @@ NEEDS_STOCK = "needs an SGLang without the feature in its tree"
 def main():
     if not WITH_PLUGIN.exists():
         sys.exit(f"nothing to compare with: {WITH_PLUGIN} is missing. Run `make test`")
-    copy_sglang()
+    copy_sglang(TREE / "python")
+    command = Path(sys.executable).with_name("sglang-dsv4-nvfp4")
+    subprocess.run([command, "intree", "apply", "--tree", TREE], check=True)
     environment = {
         **os.environ,
         "PYTHONPATH": str(TREE / "python"),
@@ -49,16 +52,15 @@ def main():
     sys.exit(tests.returncode or bool(problems))
 
 
-def copy_sglang():
-    installed = Path(importlib.util.find_spec("sglang").origin).parent
-    shutil.rmtree(TREE, ignore_errors=True)
+def copy_sglang(folder):
+    """The installed one, in place of any that ``folder`` has."""
+    target = folder / "sglang"
+    shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(
-        installed,
-        TREE / "python" / "sglang",
+        places.installed_sglang(),
+        target,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    command = Path(sys.executable).with_name("sglang-dsv4-nvfp4")
-    subprocess.run([command, "intree", "apply", "--tree", TREE], check=True)
 
 
 def check_that_it_is_used(environment):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -25,12 +24,9 @@ def tree() -> Path | None:
 
     Nothing of it is imported to find out.
     """
-    spec = importlib.util.find_spec("sglang")
+    folder = places.installed_sglang()
     known_by = places.place(f"{places.OURS}.config")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        if (Path(folder).parent / known_by).is_file():
-            return Path(folder)
-    return None
+    return folder if folder and (folder.parent / known_by).is_file() else None
 
 
 def install() -> None:

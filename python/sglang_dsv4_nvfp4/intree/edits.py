@@ -35,14 +35,12 @@ class Edit:
 
     reason: the seam's target, or the variables.
     file: ``sglang/...``, in the folder that the package lies in.
-    parameters: what the function at the site has to take.
     """
 
     reason: str
     file: str
     site: sites.Site | toplevel.Entry
     imports: tuple[toplevel.Import, ...] = ()
-    parameters: frozenset[str] = frozenset()
 
 
 def edits(
@@ -82,34 +80,33 @@ def _edits_of(
 
 def _guard(seam: seams.Seam, packages: Path) -> Edit:
     file, path = _locate(seam.target, packages)
-    code, imports, parameters = guard_statements(seam.hook.split(":")[1])
+    code, imports, parameters = guard_statements(seam.hook_name)
     kind = sites.Head if seam.kind is seams.Kind.AROUND else sites.End
-    return Edit(seam.target, file, kind(path, code), imports, parameters)
+    return Edit(seam.target, file, kind(path, code, parameters), imports)
 
 
 def _choice(seam: seams.Seam, packages: Path) -> Edit:
     file, (*path, chosen) = _locate(seam.site, packages)
-    theirs, ours = seam.target.rpartition(".")[2], seam.hook.split(":")[1]
-    code = f"if {_GATE[1]}():\n    {chosen} = {ours}\n"
+    code = f"if {_GATE[1]}():\n    {chosen} = {seam.hook_name}\n"
     return Edit(
         seam.target,
         file,
-        sites.AfterChoice(tuple(path), code, target=chosen, value=theirs),
+        sites.AfterChoice(tuple(path), code, target=chosen, value=seam.target_name),
         (_import(*_GATE), _import_hook(seam)),
     )
 
 
 def _entry(seam: seams.Seam, table: tuple[seams.Seam, ...], packages: Path) -> Edit:
-    (replaced,) = (other for other in table if other.kind is seams.Kind.REPLACE)
+    replaced = seams.replacing(table)
     file, (dictionary,) = _locate(seam.site, packages)
     return Edit(
         seam.target,
         file,
         toplevel.Entry(
             dictionary,
-            neighbour=replaced.target.rpartition(".")[2],
-            key=replaced.hook.split(":")[1],
-            value=seam.hook.split(":")[1],
+            neighbour=replaced.target_name,
+            key=replaced.hook_name,
+            value=seam.hook_name,
         ),
         (_import_hook(seam), _import_hook(replaced)),
     )
@@ -146,7 +143,7 @@ def guard_statements(
         for statement in module.body
         if m.matches(statement, m.FunctionDef(name=m.Name(name)))
     )
-    first, *parameters = _parameter_names(guard)
+    first, *parameters = sites.parameter_names(guard)
     statements = list(guard.body.body)
     if first == "original":
         calls_original = m.SimpleStatementLine(
@@ -180,23 +177,6 @@ def _guards(source: str | None) -> tuple[cst.Module, dict[str, str]]:
     return module, imported
 
 
-def parameter_problem(edit: Edit, module: cst.Module) -> str | None:
-    """Which parameters the function at the site lacks, if so; None if there is none."""
-    if not edit.parameters:
-        return None
-    block: cst.CSTNode = module
-    for name in edit.site.path:
-        named = m.ClassDef(m.Name(name)) | m.FunctionDef(m.Name(name))
-        found = m.findall(block, named)
-        if not found:
-            return None
-        block = found[0]
-    missing = edit.parameters - set(_parameter_names(block))
-    if not missing:
-        return None
-    return f"{edit.site.described()} takes no {', '.join(sorted(missing))}"
-
-
 def leftover(made: Iterable[Edit], without: str) -> str | None:
     """A name that our edits brought into a file and that is in it without them."""
     made = list(made)
@@ -207,10 +187,6 @@ def leftover(made: Iterable[Edit], without: str) -> str | None:
         if re.search(rf"\b{name}\b", without):
             return name
     return None
-
-
-def _parameter_names(function: cst.FunctionDef) -> list[str]:
-    return [found.name.value for found in m.findall(function.params, m.Param())]
 
 
 def _locate(target: str, packages: Path) -> tuple[str, tuple[str, ...]]:
@@ -228,8 +204,7 @@ def _import(ours: str, name: str) -> toplevel.Import:
 
 
 def _import_hook(seam: seams.Seam) -> toplevel.Import:
-    module, name = seam.hook.split(":")
-    return _import(f"{places.OURS}.{module}", name)
+    return _import(f"{places.OURS}.{seam.hook_module}", seam.hook_name)
 
 
 def _grouped(wanted: Iterable[tuple[str, str]]) -> tuple[toplevel.Import, ...]:

@@ -157,7 +157,7 @@ class _Names(cst.CSTVisitor):
 def _without_place(docstring: str) -> str:
     """A module's docstring, quotes included, without its last paragraph."""
     *paragraphs, last = docstring.removesuffix('"""').split("\n\n")
-    if "n-tree: " not in last:
+    if not last.startswith(("In-tree: ", "Not in-tree: ")):
         return docstring
     is_one_line = len(paragraphs) == 1 and "\n" not in paragraphs[0]
     return "\n\n".join(paragraphs) + ('"""' if is_one_line else '\n"""')

@@ -7,6 +7,7 @@ backquotes, and a full stop; one that has none says why, after ``Not in-tree: ``
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def homes() -> dict[str, str]:
     """What each of our modules is called in-tree, by its name here."""
     moved = {ours: module_name(path) for ours, path in places().items()}
     return moved | _STANDS_FOR
+
+
+def installed_sglang() -> Path | None:
+    """The ``sglang`` folder of this environment; nothing of it is imported."""
+    spec = importlib.util.find_spec("sglang")
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def source(ours: str) -> str:

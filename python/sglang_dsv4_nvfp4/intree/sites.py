@@ -73,6 +73,10 @@ class Site(ABC):
         imported = m.findall(module, m.ImportAlias())
         return {alias.evaluated_name for alias in imported}
 
+    def missing_parameters(self, owner: cst.FunctionDef | cst.ClassDef) -> set[str]:
+        """Parameters that the statements use and that ``owner`` does not take."""
+        return set()
+
     @abstractmethod
     def position(self, block: _Statements, is_whole: bool) -> int | None:
         """Where in ``block`` the statements go; None: not in this one.
@@ -82,7 +86,22 @@ class Site(ABC):
         """
 
 
-class Head(Site):
+@dataclass(frozen=True)
+class _InFunction(Site):
+    """Statements that use parameters of the function they stand in."""
+
+    parameters: frozenset[str] = frozenset()
+
+    def missing_parameters(self, owner: cst.FunctionDef | cst.ClassDef) -> set[str]:
+        return self.parameters - set(parameter_names(owner))
+
+
+def parameter_names(function: cst.FunctionDef) -> list[str]:
+    """In their order, those of ``*args`` and ``**kwargs`` too."""
+    return [found.name.value for found in m.findall(function.params, m.Param())]
+
+
+class Head(_InFunction):
     """First in a function, after its docstring."""
 
     def position(self, block: _Statements, is_whole: bool) -> int | None:
@@ -94,7 +113,7 @@ class Head(Site):
         return 0
 
 
-class End(Site):
+class End(_InFunction):
     """Last in a function."""
 
     def position(self, block: _Statements, is_whole: bool) -> int | None:
@@ -173,6 +192,7 @@ class _Blocks(cst.CSTTransformer):
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self.statements = site.statements()
         self._around: list[str] = []
         self._whole: cst.BaseSuite | None = None
 
@@ -217,24 +237,30 @@ class _Blocks(cst.CSTTransformer):
 class _Insertion(_Blocks):
     was_there = False
 
+    def _enter(self, node: cst.FunctionDef | cst.ClassDef) -> bool:
+        entered = super()._enter(node)
+        missing = node.body is self._whole and self.site.missing_parameters(node)
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise AnchorMissing(f"{self.site.described()} takes no {names}")
+        return entered
+
     def changed(self, block: _Statements, is_whole: bool) -> _Statements:
         position = self.site.position(block, is_whole)
         if position is None:
             return block
         self.was_there = True
-        statements = self.site.statements()
-        if _find(block, statements) is not None:
+        if _find(block, self.statements) is not None:
             return block
-        return [*block[:position], *statements, *block[position:]]
+        return [*block[:position], *self.statements, *block[position:]]
 
 
 class _Removal(_Blocks):
     def changed(self, block: _Statements, is_whole: bool) -> _Statements:
-        statements = self.site.statements()
-        start = _find(block, statements)
+        start = _find(block, self.statements)
         if start is None:
             return block
-        return [*block[:start], *block[start + len(statements) :]]
+        return [*block[:start], *block[start + len(self.statements) :]]
 
 
 def _find(block: _Statements, statements: _Statements) -> int | None:

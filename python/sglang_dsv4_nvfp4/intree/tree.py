@@ -180,7 +180,7 @@ class Tree:
         parts = [*(edit.site for edit in made), *imports]
         try:
             found = self._read(file)
-            without = applied = module = cst.parse_module(found)
+            without = applied = cst.parse_module(found)
         except (cst.ParserSyntaxError, UnicodeDecodeError) as error:
             return Change(file, None, None, None, missing=f"{file}: {error}")
         for part in parts:
@@ -192,9 +192,6 @@ class Tree:
                 "take it out by hand, or with that version"
             )
         try:
-            for problem in (edits.parameter_problem(edit, module) for edit in made):
-                if problem:
-                    raise AnchorMissing(problem)
             for part in parts:
                 # Where it is already, it stays where it is.
                 applied = part.insert(applied)

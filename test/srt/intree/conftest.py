@@ -1,18 +1,17 @@
 """A tree of SGLang's own files that the in-tree form edits, and nothing else."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 
-from sglang_dsv4_nvfp4.intree import edits
+from sglang_dsv4_nvfp4.intree import edits, places
 
 
 @pytest.fixture(scope="session")
 def installed() -> Path:
     """Where the installed ``sglang`` folder lies."""
-    return Path(importlib.util.find_spec("sglang").origin).parents[1]
+    return places.installed_sglang().parent
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
 """An SGLang that has the feature itself: one of each module, and no hooks."""
 
 import json
-import os
 import sys
 
 import pytest
+from support.in_tree import copy_sglang
 from support.processes import run_python
 
 from sglang_dsv4_nvfp4.intree import aliases, places
@@ -30,35 +30,14 @@ print(json.dumps([found, sorted(registry.HookRegistry._hooks) if registry else [
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory, installed, edited_files):
-    """The installed SGLang by links, with the feature in it."""
+def tree(tmp_path_factory):
+    """A copy of the installed SGLang with the feature in it."""
     from sglang_dsv4_nvfp4.intree.tree import Tree
 
     folder = tmp_path_factory.mktemp("tree")
-    _link(installed / "sglang", folder / "sglang", {"sglang", *_parents(edited_files)})
-    for file in edited_files:
-        (folder / file).unlink()
-        (folder / file).write_bytes((installed / file).read_bytes())
+    copy_sglang(folder)
     Tree(folder).apply()
     return folder
-
-
-def _parents(files):
-    """Folders that get files of their own: those edited, and those that are new in."""
-    for file in [*files, *places.places().values()]:
-        parts = file.split("/")[:-1]
-        for end in range(1, len(parts) + 1):
-            yield "/".join(parts[:end])
-
-
-def _link(source, target, real, name="sglang"):
-    target.mkdir()
-    for child in source.iterdir():
-        child_name = f"{name}/{child.name}"
-        if child_name in real:
-            _link(child, target / child.name, real, child_name)
-        elif child.name != "__pycache__":
-            os.symlink(child, target / child.name)
 
 
 def test_the_installed_sglang_has_it_not():

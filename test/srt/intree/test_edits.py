@@ -6,7 +6,7 @@ import libcst as cst
 import pytest
 
 from sglang_dsv4_nvfp4 import seams, signatures, surface
-from sglang_dsv4_nvfp4.intree import edits, places, toplevel
+from sglang_dsv4_nvfp4.intree import edits, places, sites, toplevel
 
 pytestmark = pytest.mark.stock_sglang
 
@@ -22,7 +22,7 @@ def test_each_seam_has_its_in_tree_form(installed):
 
 @pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: seam.hook)
 def test_what_a_seam_brings_in_has_a_place(seam):
-    module = f"{places.OURS}.{seam.hook.split(':')[0]}"
+    module = f"{places.OURS}.{seam.hook_module}"
     assert module in places.places() or module == f"{places.OURS}.guards"
 
 
@@ -183,5 +183,6 @@ def test_a_function_that_takes_something_else_is_named(tmp_path):
     file.parent.mkdir()
     file.write_text("def attend(q, k_cache):\n    return q\n")
     edit, _ = edits.edits(tmp_path, [], (seam,))
-    problem = edits.parameter_problem(edit, cst.parse_module(file.read_text()))
-    assert problem == "attend takes no kwargs"
+    with pytest.raises(sites.AnchorMissing) as missing:
+        edit.site.insert(cst.parse_module(file.read_text()))
+    assert str(missing.value) == "attend takes no kwargs"
